@@ -1,0 +1,1 @@
+"""The loops: intake, lanes, turns, delivery. It knows no Matrix."""

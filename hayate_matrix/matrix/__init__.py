@@ -1,0 +1,1 @@
+"""The only home of nio: rooms in, rooms out."""

@@ -1,0 +1,1 @@
+"""Keys of devices, of rooms and of the account itself."""

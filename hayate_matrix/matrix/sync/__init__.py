@@ -1,0 +1,1 @@
+"""From a sync answer to durable rows."""

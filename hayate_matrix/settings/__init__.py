@@ -1,0 +1,1 @@
+"""Every setting with its limits, and where values come from."""

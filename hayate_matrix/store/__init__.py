@@ -1,0 +1,1 @@
+"""The only home of SQL (beside the key store of nio)."""
