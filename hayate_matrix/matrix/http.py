@@ -1,0 +1,278 @@
+"""One policy for every request to the homeserver.
+
+Promise: a request is repeated until the homeserver has really answered it, and a homeserver in trouble is asked at most twice a second.
+How: an answer counts only where its status and its body agree that it is Matrix; everything else is weather and waits, each caller
+doubling its own pause from 1 s to 60 s, all callers together keeping `_FAILING_SPACING_S` apart until something succeeds again.
+A rate limit is one budget of the account: answers wait for it, typing and receipts are left out while it lasts.
+Not here: what a Matrix error code means for the work at hand; the caller reads `MatrixError.errcode`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from typing import TYPE_CHECKING, Any
+
+import aiohttp
+
+from hayate_matrix import __version__
+from hayate_matrix.errors import HomeserverDown, MatrixError, RateLimited, WaitError
+from hayate_matrix.log import get_logger
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from hayate_matrix.core.clock import Clock
+
+_log = get_logger(__name__)
+
+FIRST_PAUSE_S = 1.0
+"""First pause after a failure; doubled up to `LAST_PAUSE_S`. Both numbers are the specification's (OUT-2)."""
+LAST_PAUSE_S = 60.0
+_FAILING_SPACING_S = 0.5
+"""While the homeserver fails, requests start this far apart: at most two a second (REL-3)."""
+_LONGEST_LIMIT_S = 3600.0
+"""A rate limit that names more than an hour is asked again after an hour: a wrong number must not silence the bot."""
+_DEFAULT_LIMIT_S = 5.0
+"""Pause after a 429 that names no time."""
+MAX_ANSWER_BYTES = 256 * 1024 * 1024
+"""An answer larger than this is not read: more than any sync of an account with a thousand rooms (10.7 MB measured)."""
+_PARSE_ASIDE_BYTES = 256 * 1024
+"""Answers larger than this are parsed in a thread, so that timers and other requests go on between."""
+
+_TRANSIENT_CODES = frozenset({"M_LIMIT_EXCEEDED", "M_USER_LOCKED"})
+
+
+@dataclass(slots=True)
+class Health:
+    """What the last requests told about the homeserver; shown by `doctor` and on `/readyz`."""
+
+    last_ok_at: datetime | None = None
+    last_error: str = ""
+    last_error_at: datetime | None = None
+    failures: int = 0
+    limited_waits: int = 0
+
+
+class Http:
+    """The one connection to the homeserver; `access_token` may be replaced between requests."""
+
+    def __init__(self, homeserver: str, clock: Clock, *, access_token: str = "", jitter: float = 0.1) -> None:
+        self.homeserver = homeserver.rstrip("/")
+        self.access_token = access_token
+        self.health = Health()
+        self.server_offset_s = 0.0
+        """The server's clock minus this machine's, in seconds, from the last `Date` header."""
+        self._clock = clock
+        self._jitter = jitter
+        self._session: aiohttp.ClientSession | None = None
+        self._next_start_at = 0.0
+        self._limited_until = 0.0
+
+    @property
+    def is_failing(self) -> bool:
+        """Whether the last answer was no answer: long polls are pointless until one succeeds."""
+        return self.health.failures > 0
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether the account's budget is used up: what is no answer to a person is left out."""
+        return self._clock.monotonic() < self._limited_until
+
+    def server_now_ms(self) -> int:
+        """Return the homeserver's time in milliseconds since the epoch, as its last `Date` header told."""
+        return int((self._clock.now().timestamp() + self.server_offset_s) * 1000)
+
+    async def close(self) -> None:
+        """Close the connections; requests after this open new ones."""
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    async def request(  # noqa: PLR0913 - one request has this many independent properties
+        self,
+        label: str,
+        method: str,
+        path: str,
+        *,
+        body: dict[str, Any] | None = None,
+        query: dict[str, str] | None = None,
+        timeout_s: float = 30.0,
+        retry: bool = True,
+        is_answer: bool = True,
+    ) -> dict[str, Any]:
+        """Return the JSON object that the homeserver answered.
+
+        Args:
+            label: names the step, for the log and the crash tests.
+            method: the HTTP method.
+            path: from `/_matrix/` on, percent-encoded.
+            body: the JSON body; a POST or PUT without one sends `{}`.
+            query: the query's parameters.
+            timeout_s: bound on one try.
+            retry: go on through weather and rate limits for as long as it takes; else raise them.
+            is_answer: False for typing and receipts: while the account is limited they are not sent at all.
+
+        Raises:
+            MatrixError: the homeserver refused with a Matrix error code; decide by `errcode`.
+            HomeserverDown: no real answer (only without `retry`).
+            RateLimited: 429 (only without `retry`, or at once where `is_answer` is False).
+        """
+        pause_s = FIRST_PAUSE_S
+        while True:
+            if not is_answer and self.is_limited:
+                raise RateLimited("The account is rate-limited; what is no answer is left out until then.")
+            await self._take_turn(is_answer=is_answer)
+            try:
+                answer = await self._try_once(label, method, path, body, query, timeout_s)
+            except WaitError as error:
+                wait_s = self._note_failure(label, error, pause_s)
+                if not retry:
+                    raise
+                await self._clock.sleep(wait_s)
+                pause_s = min(pause_s * 2, LAST_PAUSE_S)
+            else:
+                self.health.failures = 0
+                self.health.last_ok_at = self._clock.now()
+                return answer
+
+    async def _take_turn(self, *, is_answer: bool) -> None:
+        while self.is_failing:
+            now = self._clock.monotonic()
+            if now >= self._next_start_at:
+                self._next_start_at = now + _FAILING_SPACING_S
+                return
+            await self._clock.sleep(self._next_start_at - now + (0.0 if is_answer else _FAILING_SPACING_S))
+
+    def _note_failure(self, label: str, error: WaitError, pause_s: float) -> float:
+        self.health.last_error = str(error)
+        self.health.last_error_at = self._clock.now()
+        now = self._clock.monotonic()
+        if isinstance(error, RateLimited):
+            wait_s = min(error.wait_s if error.wait_s is not None else _DEFAULT_LIMIT_S, _LONGEST_LIMIT_S)
+            self._limited_until = max(self._limited_until, now + wait_s)
+            self.health.limited_waits += 1
+            _log.warning("rate limited", request=label, wait_s=round(wait_s, 1))
+            # Nobody may ask again before: a limit of "0 s" would otherwise be asked in a tight loop.
+            return max(wait_s, _FAILING_SPACING_S)
+        self.health.failures += 1
+        self._next_start_at = max(self._next_start_at, now + _FAILING_SPACING_S)
+        wait_s = error.wait_s if error.wait_s is not None else pause_s
+        if self.health.failures == 1 or pause_s >= LAST_PAUSE_S:
+            _log.warning("homeserver does not answer", request=label, error=str(error), next_try_s=round(wait_s, 1))
+        return wait_s * (1 + random.random() * self._jitter)  # noqa: S311 - spreads load, hides nothing
+
+    async def _try_once(
+        self,
+        label: str,
+        method: str,
+        path: str,
+        body: dict[str, Any] | None,
+        query: dict[str, str] | None,
+        timeout_s: float,
+    ) -> dict[str, Any]:
+        session = self._open_session()
+        headers = {"Accept": "application/json"}
+        if self.access_token:
+            headers["Authorization"] = f"Bearer {self.access_token}"
+        data: bytes | None = None
+        if method != "GET":
+            data = json.dumps(body or {}, ensure_ascii=False, separators=(",", ":")).encode()
+            headers["Content-Type"] = "application/json"
+        try:
+            async with session.request(
+                method,
+                self.homeserver + path,
+                params=query,
+                data=data,
+                headers=headers,
+                timeout=aiohttp.ClientTimeout(total=timeout_s),
+                allow_redirects=False,
+            ) as response:
+                raw = await _read_bounded(response)
+                self._note_date(response.headers.get("Date"))
+                return await _classify(label, response, raw)
+        except TimeoutError as error:
+            text = f"The homeserver did not answer {label} within {timeout_s:g} s."
+            raise HomeserverDown(text) from error
+        except aiohttp.ClientConnectorCertificateError as error:
+            text = f"The certificate of {self.homeserver} was refused: {error.certificate_error}."
+            raise HomeserverDown(text, remedy="Check the certificate, or the address in matrix.homeserver.") from error
+        except (aiohttp.ClientError, OSError) as error:
+            raise HomeserverDown(f"The connection for {label} failed: {type(error).__name__}: {error}.") from error
+
+    def _open_session(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            self._session = aiohttp.ClientSession(
+                headers={"User-Agent": f"hayate-matrix/{__version__}"},
+                connector=aiohttp.TCPConnector(limit=32, enable_cleanup_closed=True),
+                trust_env=True,
+                auto_decompress=True,
+            )
+        return self._session
+
+    def _note_date(self, date: str | None) -> None:
+        if date is None:
+            return
+        try:
+            server = parsedate_to_datetime(date)
+        except ValueError:
+            return
+        self.server_offset_s = server.timestamp() - self._clock.now().timestamp()
+
+
+async def _read_bounded(response: aiohttp.ClientResponse) -> bytes:
+    chunks: list[bytes] = []
+    size = 0
+    async for chunk in response.content.iter_any():
+        size += len(chunk)
+        if size > MAX_ANSWER_BYTES:
+            raise HomeserverDown(f"An answer was larger than {MAX_ANSWER_BYTES} bytes and was not read.")
+        chunks.append(chunk)
+    return b"".join(chunks)
+
+
+async def _classify(label: str, response: aiohttp.ClientResponse, raw: bytes) -> dict[str, Any]:
+    """Return the object, or raise what the answer means; an answer that is no Matrix answer is never a success."""
+    status = response.status
+    try:
+        parsed = json.loads(raw) if len(raw) < _PARSE_ASIDE_BYTES else await asyncio.to_thread(json.loads, raw)
+    except (ValueError, RecursionError):
+        parsed = None
+    if not isinstance(parsed, dict):
+        raise HomeserverDown(f"{label} was answered with status {status} and a body that is no JSON object.")
+    if 200 <= status < 300:  # noqa: PLR2004 - the class of success
+        return parsed
+    errcode = parsed.get("errcode")
+    if status == 429 or errcode == "M_LIMIT_EXCEEDED":  # noqa: PLR2004 - Too Many Requests
+        raise RateLimited(f"{label} was rate-limited.", wait_s=_named_wait(response, parsed))
+    if status == 401 and "flows" in parsed:  # noqa: PLR2004 - the interactive step has no errcode on its first answer
+        raise MatrixError("M_INTERACTIVE", "a further step is needed", status=status, body=parsed)
+    if errcode == "M_USER_LOCKED":
+        raise HomeserverDown("The account is locked by the homeserver's administrator.", wait_s=LAST_PAUSE_S)
+    if not isinstance(errcode, str) or status >= 500 or errcode in _TRANSIENT_CODES:  # noqa: PLR2004 - server errors
+        raise HomeserverDown(f"{label} was answered with status {status} {errcode or 'without a Matrix error code'}.")
+    raise MatrixError(errcode, str(parsed.get("error", ""))[:300], status=status, body=parsed)
+
+
+def _named_wait(response: aiohttp.ClientResponse, parsed: dict[str, Any]) -> float | None:
+    """Return the seconds that a 429 names: `Retry-After` (seconds or a date), else `retry_after_ms` of the body."""
+    header = response.headers.get("Retry-After")
+    if header is not None:
+        try:
+            return max(0.0, float(header))
+        except ValueError:
+            pass
+        try:
+            at = parsedate_to_datetime(header)
+            base = parsedate_to_datetime(response.headers.get("Date", ""))
+            return max(0.0, (at - base).total_seconds())
+        except (ValueError, TypeError):
+            pass
+    after_ms = parsed.get("retry_after_ms")
+    if isinstance(after_ms, int | float) and not isinstance(after_ms, bool):
+        return max(0.0, after_ms / 1000)
+    return None
