@@ -1,1 +1,1 @@
-"""The only home of SQL (beside the key store of nio)."""
+"""The only home of SQL: what the harness keeps, one module for each durable thing."""

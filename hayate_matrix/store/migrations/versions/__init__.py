@@ -1,0 +1,1 @@
+"""One file a step, numbered: a higher number is a newer schema."""
