@@ -1,0 +1,19 @@
+#!/bin/sh
+# Writes the pinned files anew from pyproject.toml: for every supported Python and platform, names, versions and hashes only.
+# Needs `uv` on the PATH. Only whoever changes a dependency runs it; everybody else installs what it wrote.
+set -eu
+cd "$(dirname "$0")/.."
+
+pin() {
+    file=$1
+    shift
+    # The previous answer is a preference, so that only what has to move moves; UPGRADE=1 takes the newest that fit.
+    uv pip compile --no-config --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links \
+        --no-annotate --no-header ${UPGRADE:+--upgrade} --output-file "deploy/$file" "$@" >/dev/null
+    echo "wrote deploy/$file"
+}
+
+pin requirements-run.txt --extra postgres --group build pyproject.toml
+pin requirements-dev.txt --extra postgres --group build --group test --group check --constraint deploy/requirements-run.txt pyproject.toml
+pin requirements-synapse.txt --group synapse
+pin requirements-audit.txt --group audit
