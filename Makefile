@@ -2,6 +2,7 @@
 PYTHON ?= python3
 PYTEST_ARGS ?=
 BIN := .venv/bin
+PIP := $(BIN)/python -m pip install --disable-pip-version-check --no-build-isolation
 LOUD := $(PYTHON) deploy/loud.py
 
 .PHONY: help setup check test bench demo audit lock hooks clean
@@ -12,13 +13,12 @@ help: ## show this list
 setup: .venv/ready ## make .venv and Synapse's own environment from the pinned files
 	@$(LOUD) "looking for Synapse's environment" $(BIN)/python -c "from hayate_matrix.demo.homeserver import find_python; print(find_python())"
 
-.venv/ready: deploy/requirements-dev.txt pyproject.toml
+.venv/ready: deploy/requirements-build.txt deploy/requirements-dev.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(None if (3, 11) <= sys.version_info[:2] <= (3, 14) else "Python 3.11 to 3.14 is needed; this one is " + sys.version.split()[0] + ". Name another: make PYTHON=python3.12 setup")'
 	@$(LOUD) "making .venv" $(PYTHON) -m venv --clear .venv
-	@$(LOUD) "installing the pinned packages into .venv (about a minute)" \
-	    $(BIN)/python -m pip install --disable-pip-version-check --require-hashes -r deploy/requirements-dev.txt
-	@$(LOUD) "installing the project into .venv" \
-	    $(BIN)/python -m pip install --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@$(LOUD) "installing what builds" $(PIP) --require-hashes -r deploy/requirements-build.txt
+	@$(LOUD) "installing the pinned packages into .venv (about a minute)" $(PIP) --require-hashes -r deploy/requirements-dev.txt
+	@$(LOUD) "installing the project into .venv" $(PIP) --no-deps --editable .
 	@touch $@
 
 check: .venv/ready ## ruff, mypy strict and the import contracts

@@ -13,7 +13,9 @@ pin() {
     echo "wrote deploy/$file"
 }
 
-pin requirements-run.txt --extra postgres --group build pyproject.toml
-pin requirements-dev.txt --extra postgres --group build --group test --group check --constraint deploy/requirements-run.txt pyproject.toml
+# What builds is installed first and by itself: then nothing is built with a tool that no file pins.
+pin requirements-build.txt --group build
+pin requirements-run.txt --extra postgres --constraint deploy/requirements-build.txt pyproject.toml
+pin requirements-dev.txt --extra postgres --group test --group check --constraint deploy/requirements-run.txt pyproject.toml
 pin requirements-synapse.txt --group synapse
 pin requirements-audit.txt --group audit
