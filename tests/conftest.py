@@ -6,6 +6,8 @@ import ipaddress
 import sys
 from typing import Any
 
+pytest_plugins = ["tests.support.plugin"]
+
 _EVENTS = frozenset({"socket.connect", "socket.sendto", "socket.sendmsg"})
 
 

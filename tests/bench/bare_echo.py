@@ -1,0 +1,52 @@
+"""The peer of the bench: the plainest echo bot on matrix-nio's own loop and stock store, run as a process of its own.
+
+    python -m tests.bench.bare_echo URL USER_ID DEVICE_ID TOKEN STORE_FOLDER
+
+It does what the bot does for one message (decrypt, answer as a reply) and nothing that keeps it alive after a fault.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+
+from nio import AsyncClient, AsyncClientConfig, InviteMemberEvent, MatrixRoom, RoomMessageText
+
+from tests.support.identity import cross_sign
+
+
+async def main(url: str, user_id: str, device_id: str, token: str, folder: str) -> None:
+    """Sync for ever and echo."""
+    logging.disable(logging.ERROR)
+    client = AsyncClient(url, user_id, device_id, store_path=folder, config=AsyncClientConfig(encryption_enabled=True))
+    client.restore_login(user_id, device_id, token)
+    await client.keys_upload()
+    await asyncio.to_thread(cross_sign, url, token, user_id, device_id)
+
+    async def invited(room: MatrixRoom, event: InviteMemberEvent) -> None:
+        if event.state_key == user_id:
+            await client.join(room.room_id)
+
+    async def heard(room: MatrixRoom, event: RoomMessageText) -> None:
+        if event.sender == user_id:
+            return
+        content = {
+            "msgtype": "m.text",
+            "body": event.body,
+            "format": "org.matrix.custom.html",
+            "formatted_body": f"<p>{event.body}</p>",
+            "m.mentions": {"user_ids": [event.sender]},
+            "m.relates_to": {"m.in_reply_to": {"event_id": event.event_id}},
+        }
+        await client.room_send(room.room_id, "m.room.message", content, ignore_unverified_devices=True)
+
+    client.add_event_callback(invited, InviteMemberEvent)  # type: ignore[arg-type]
+    await client.sync(timeout=0, full_state=True)
+    client.add_event_callback(heard, RoomMessageText)  # type: ignore[arg-type]
+    print("ready", flush=True)  # noqa: T201  the bench waits for this line
+    await client.sync_forever(timeout=30_000)
+
+
+if __name__ == "__main__":
+    asyncio.run(main(*sys.argv[1:6]))

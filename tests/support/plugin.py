@@ -1,0 +1,56 @@
+"""Fixtures of the world around the bot: one Synapse a test session, people in it, each loaded only where a test asks for it."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING
+
+import pytest
+import pytest_asyncio
+
+from hayate_matrix.demo.homeserver import Homeserver
+from tests.support.person import HAS_OLM, WHY_NO_OLM, Person
+from tests.support.person import person as make_person
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+
+    MakePerson = Callable[..., Awaitable[Person]]
+
+
+@pytest.fixture(scope="session")
+def homeserver(request: pytest.FixtureRequest) -> Iterator[Homeserver]:
+    """A real Synapse with high rate limits, shared by the session: tests keep to people and rooms of their own."""
+    capture = request.config.pluginmanager.getplugin("capturemanager")
+
+    def say(line: str) -> None:
+        with capture.global_and_fixture_disabled() if capture else contextlib.nullcontext():
+            print(line, flush=True)
+
+    with Homeserver.start(say=say) as running:
+        yield running
+
+
+@pytest_asyncio.fixture
+async def person(homeserver: Homeserver) -> AsyncIterator[MakePerson]:
+    """Make people: `alice = await person("alice")`; each is closed at the end of the test."""
+    if not HAS_OLM:
+        pytest.skip(WHY_NO_OLM)
+    async with contextlib.AsyncExitStack() as stack:
+
+        async def make(name: str, *, url: str | None = None) -> Person:
+            return await stack.enter_async_context(await make_person(homeserver, name, url=url))
+
+        yield make
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Let mautrix read the fields that senders still write."""
+    config.addinivalue_line("filterwarnings", "ignore:The (sender_key|device_id) field in Megolm events:DeprecationWarning")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say loudly when the strict peer was left out."""
+    left_out = [one for one in terminalreporter.stats.get("skipped", []) if WHY_NO_OLM in str(one.longrepr)]
+    if left_out:
+        terminalreporter.write_line(f"{len(left_out)} tests with the strict peer were NOT run: {WHY_NO_OLM}", yellow=True, bold=True)
