@@ -13,12 +13,13 @@ from enum import StrEnum
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Literal
 
+from hayate_matrix.core.ids import UserId
 from hayate_matrix.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
-    from hayate_matrix.core.ids import RoomId, UserId
+    from hayate_matrix.core.ids import RoomId
 
 ROOM_FORMS = (
     "a room id (!abc:example.org, or !abc without a server from room version 12 on), an alias (#ops:example.org), or dm:@user:example.org"
@@ -160,6 +161,17 @@ def parse_person(text: str) -> str:
     if (_USER_ID.fullmatch(text) or _ALL_OF_A_SERVER.fullmatch(text)) and len(text.encode()) <= _MAX_ID_BYTES:
         return text
     raise InputError(f"{text!r} names nobody.", allowed=f"Allowed: {PERSON_FORMS}.")
+
+
+def parse_user(text: str) -> UserId:
+    """Return `text` where it is one whole user id.
+
+    Raises:
+        InputError: it has another form; the text names it and the form that is allowed.
+    """
+    if _USER_ID.fullmatch(text) and len(text.encode()) <= _MAX_ID_BYTES:
+        return UserId(text)
+    raise InputError(f"{text!r} is no user id.", allowed="Allowed: a whole user id (@ann:example.org).")
 
 
 def parse_pattern(text: str) -> str:

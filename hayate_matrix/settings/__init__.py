@@ -1,1 +1,1 @@
-"""Every setting with its limits, and where values come from."""
+"""Every setting with its limits and a sentence, and where its value comes from."""
