@@ -1,0 +1,232 @@
+"""The projection of rooms: clear state events in, decisions about rooms out; nothing that was encrypted changes it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from hayate_matrix.core.allowlist import Decision, Policy, RoomView, decide_inviter, decide_room
+from hayate_matrix.core.ids import EventId, RoomId, UserId
+from hayate_matrix.core.power import find_needed, find_power, has_privileged_creators
+from hayate_matrix.log import get_logger
+from hayate_matrix.matrix.keystore.roomrows import Room
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from hayate_matrix.matrix.keystore import KeyStore
+
+_log = get_logger(__name__)
+
+_PRESENT = frozenset({"join", "invite"})
+_MEMBERSHIPS = frozenset({"join", "invite", "leave", "ban", "knock"})
+STATE_TYPES = frozenset(
+    {
+        "m.room.create",
+        "m.room.member",
+        "m.room.power_levels",
+        "m.room.encryption",
+        "m.room.history_visibility",
+        "m.room.name",
+        "m.room.canonical_alias",
+        "m.room.tombstone",
+    }
+)
+"""State that the projection keeps; the rest is not looked at."""
+_DEFAULT_ROTATION_MS = 7 * 24 * 3600 * 1000
+_DEFAULT_ROTATION_MESSAGES = 100
+"""Defaults of `m.room.encryption` in the Matrix specification."""
+_SHORTEST_ROTATION_MS = 3600 * 1000
+"""A room may not make the bot change its key more often than hourly by age; matrix-rust-sdk keeps the same floor."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rotation:
+    """When a room key must be changed: after this many messages or milliseconds, whichever comes first."""
+
+    messages: int
+    age_ms: int
+
+
+class Rooms:
+    """The rooms that the bot knows; every call in the edge's thread."""
+
+    def __init__(self, keystore: KeyStore, policy: Policy) -> None:
+        self._keystore = keystore
+        self.policy = policy
+        self.own_user_id = policy.own_user_id
+        self._known: dict[str, Room] = {}
+        self._pins: dict[str, RoomId] | None = None
+        keystore.on_rollback.append(self.forget)
+
+    def forget(self) -> None:
+        """Drop what is in memory; the disk has it."""
+        self._known.clear()
+        self._pins = None
+
+    def find(self, room_id: str) -> Room:
+        """Return the room, a blank one where it was never heard of."""
+        room = self._known.get(room_id)
+        if room is None:
+            room = self._keystore.rooms.load(room_id) or Room(RoomId(room_id))
+            self._known[room_id] = room
+        return room
+
+    def save(self, room: Room) -> None:
+        """Write the room (in a transaction)."""
+        self._keystore.rooms.save(room)
+
+    # -- state ---------------------------------------------------------------------------------------------------------------
+
+    def apply_state(self, room: Room, event: Mapping[str, Any]) -> None:
+        """Apply one clear state event (in a transaction); the caller saves the room afterwards.
+
+        Raises:
+            KeyError, TypeError, ValueError: it is malformed; nothing of it was applied.
+        """
+        event_type, content = event["type"], event["content"]
+        if event_type not in STATE_TYPES or not isinstance(content, dict):
+            return
+        if event_type == "m.room.member":
+            self._apply_member(room, event, content)
+        elif event["state_key"] != "":
+            return
+        elif event_type == "m.room.create":
+            self._apply_create(room, event, content)
+        elif event_type == "m.room.encryption":
+            self._apply_encryption(room, content)
+        elif event_type == "m.room.power_levels":
+            room.power = content
+        elif event_type == "m.room.history_visibility":
+            visibility = content.get("history_visibility")
+            if room.history_visibility is not None and visibility != room.history_visibility:
+                self._keystore.owed.mark_stale(room.room_id)
+            room.history_visibility = visibility if isinstance(visibility, str) else None
+        elif event_type == "m.room.name":
+            name = content.get("name")
+            room.name = name if isinstance(name, str) and name else None
+        elif event_type == "m.room.canonical_alias":
+            alias = content.get("alias")
+            room.canonical_alias = alias if isinstance(alias, str) else None
+        elif event_type == "m.room.tombstone":
+            replacement = content.get("replacement_room")
+            room.tombstone = replacement if isinstance(replacement, str) else ""
+
+    @staticmethod
+    def _apply_create(room: Room, event: Mapping[str, Any], content: dict[str, Any]) -> None:
+        version = content.get("room_version", "1")
+        room.version = version if isinstance(version, str) else "1"
+        creators = [str(event["sender"])]
+        additional = content.get("additional_creators")
+        if has_privileged_creators(room.version) and isinstance(additional, list):
+            creators += [user for user in additional if isinstance(user, str)]
+        room.creators = creators
+
+    def _apply_encryption(self, room: Room, content: dict[str, Any]) -> None:
+        if not room.is_encrypted:
+            self._keystore.trust.track(self._keystore.rooms.list_members(room.room_id, ("join", "invite")))
+        # A redacted or emptied event changes nothing: once encrypted, always encrypted.
+        room.is_encrypted = True
+        if content.get("algorithm"):
+            room.encryption = content
+
+    def _apply_member(self, room: Room, event: Mapping[str, Any], content: dict[str, Any]) -> None:
+        user_id, membership = event["state_key"], content["membership"]
+        if not isinstance(user_id, str) or not user_id.startswith("@") or membership not in _MEMBERSHIPS:
+            message = "a member event without a user or a membership"
+            raise ValueError(message)
+        before = self._keystore.rooms.read_membership(room.room_id, user_id)
+        self._keystore.rooms.set_members(room.room_id, [(user_id, membership)])
+        if before in _PRESENT and membership not in _PRESENT:
+            # Whoever left, and an invited one too, may hold the room key: the next message gets a new one.
+            self._keystore.owed.mark_stale(room.room_id)
+        if membership in _PRESENT and room.is_encrypted:
+            self._keystore.trust.track([user_id])
+        if user_id == self.own_user_id:
+            room.was_banned = membership == "ban" or (room.was_banned and membership != "join")
+            if membership == "join" and content.get("is_direct") is True:
+                room.is_direct = True
+
+    # -- decisions -----------------------------------------------------------------------------------------------------------
+
+    def decide(self, room: Room) -> Decision:
+        """Decide whether the room is served (ROOM-1 to ROOM-3)."""
+        return decide_room(self.policy, self._view(room), self._read_pins())
+
+    def decide_invite(self, room: Room) -> Decision:
+        """Decide whether an invite to the room is taken."""
+        others: frozenset[UserId] | None = frozenset({room.inviter}) if room.is_direct and room.inviter else None
+        served = decide_room(self.policy, RoomView(room_id=room.room_id, others=others), self._read_pins())
+        if not served:
+            return served
+        if room.was_banned:
+            return Decision(is_allowed=False, reason="banned")
+        return decide_inviter(self.policy, room.inviter or UserId(""))
+
+    def may_send(self, room: Room, event_type: str) -> bool:
+        """Whether the bot's power level lets it send events of this type."""
+        power = find_power(self.own_user_id, version=room.version, creators=room.creators, levels=room.power)
+        return power >= find_needed(event_type, is_state=False, levels=room.power)
+
+    def is_direct(self, room: Room) -> bool:
+        """Whether the room is a direct message: said by the invite or `m.direct`, or by a `dm:` entry (ROOM-5)."""
+        if room.is_direct:
+            return True
+        entries = self.policy.rooms or ()
+        if not any(entry.kind == "dm" for entry in entries) or any(entry.kind == "room" and entry.value == room.room_id for entry in entries):
+            return False
+        return bool(self.decide(room)) and any(entry.kind == "dm" and {UserId(entry.value)} == self._others(room) for entry in entries)
+
+    def list_recipients(self, room: Room) -> list[UserId]:
+        """Return who may read what is sent now: the joined, and the invited unless the history is for the joined alone."""
+        wanted = ("join",) if room.history_visibility == "joined" else ("join", "invite")
+        return self._keystore.rooms.list_members(room.room_id, wanted)
+
+    def find_rotation(self, room: Room) -> Rotation:
+        """Return when the room's key must change, from its own settings within sane bounds."""
+        settings = room.encryption or {}
+        age, messages = settings.get("rotation_period_ms"), settings.get("rotation_period_msgs")
+        return Rotation(
+            messages=min(messages, 10_000) if isinstance(messages, int) and messages > 0 else _DEFAULT_ROTATION_MESSAGES,
+            age_ms=max(age, _SHORTEST_ROTATION_MS) if isinstance(age, int) and age > 0 else _DEFAULT_ROTATION_MS,
+        )
+
+    def _others(self, room: Room) -> frozenset[UserId] | None:
+        if not room.members_known:
+            return None
+        return frozenset(self._keystore.rooms.list_members(room.room_id, ("join", "invite"))) - {self.own_user_id}
+
+    def _view(self, room: Room) -> RoomView:
+        needs_members = any(entry.kind == "dm" for entry in self.policy.rooms or ())
+        return RoomView(room_id=room.room_id, others=self._others(room) if needs_members else None, is_banned=room.was_banned)
+
+    # -- aliases -------------------------------------------------------------------------------------------------------------
+
+    def _read_pins(self) -> dict[str, RoomId]:
+        if self._pins is None:
+            pins = self._keystore.rooms.read_aliases()
+            self._pins = {alias: room for alias, (room, other) in pins.items() if room is not None and other is None}
+        return self._pins
+
+    def note_alias(self, alias: str, room_id: RoomId) -> None:
+        """Pin an alias to the room that the directory named first; another room later denies both (in a transaction)."""
+        pinned, _ = self._keystore.rooms.read_aliases().get(alias, (None, None))
+        if pinned is None or pinned == room_id:
+            self._keystore.rooms.write_alias(alias, room_id, None)
+        else:
+            self._keystore.rooms.write_alias(alias, pinned, room_id)
+            _log.error("an alias of matrix.rooms points to another room than before and is denied", alias=alias, pinned=pinned, now=room_id)
+        self._pins = None
+
+
+def read_event_id(event: Mapping[str, Any]) -> EventId:
+    """Return the id of an event.
+
+    Raises:
+        KeyError, TypeError, ValueError: it has none.
+    """
+    event_id = event["event_id"]
+    if not isinstance(event_id, str) or not event_id.startswith("$"):
+        message = "an event without an id"
+        raise ValueError(message)
+    return EventId(event_id)
