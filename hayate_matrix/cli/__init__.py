@@ -1,1 +1,1 @@
-"""The commands; each turns an error into a text and an exit code."""
+"""The command line: each command turns what it finds, or an error, into a text and an exit code."""

@@ -142,11 +142,11 @@ async def log_in_with_password(
     return credentials
 
 
-async def log_in_with_token(http: Http, secrets_dir: Path, access_token: str) -> Credentials:
+async def log_in_with_token(http: Http, secrets_dir: Path, access_token: str, *, expected: Credentials | None = None) -> Credentials:
     """Keep an access token that was made elsewhere, with the user and device that the server says it belongs to.
 
     Raises:
-        AccountError: the server does not know the token, or it belongs to no device.
+        AccountError: the server does not know the token, or it belongs to no device, or to another one than `expected`.
         WaitError: no answer (HomeserverDown, RateLimited); nothing was changed.
     """
     log.hide(access_token)
@@ -157,6 +157,11 @@ async def log_in_with_token(http: Http, secrets_dir: Path, access_token: str) ->
         problem = f"The homeserver does not take this access token ({error.errcode})."
         raise AccountError(problem, remedy="Make a new one, or log in by password.") from error
     credentials = _read_answer(http, answer, access_token)
+    if expected is not None and (credentials.user_id, credentials.device_id) != (expected.user_id, expected.device_id):
+        problem = (
+            f"The token is for {credentials.user_id}, device {credentials.device_id}; the home is {expected.user_id}, {expected.device_id}."
+        )
+        raise AccountError(problem, remedy=f"Use a token of that device. {_NEW_DEVICE}")
     save_credentials(secrets_dir, credentials)
     return credentials
 

@@ -1,0 +1,245 @@
+"""`hayate-matrix doctor`: looks at everything that can be wrong and says what to do.
+
+Promise: it changes nothing and takes no lock, so it may be run at any time, beside a running bot too.
+How: each check gives findings; what only the running bot knows is read from the file that it writes (core/status).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime as dt
+import shutil
+import stat
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import typer
+
+from hayate_matrix.cli.options import Config, Home, Rooms, Set, read_settings
+from hayate_matrix.core import status as status_file
+from hayate_matrix.errors import HayateError, StopError
+
+if TYPE_CHECKING:
+    from hayate_matrix.settings.sources import Loaded
+
+Level = Literal["ok", "note", "fault"]
+_OPEN_TO_OTHERS = stat.S_IRWXG | stat.S_IRWXO
+_SYNC_OVERDUE_S = 90.0
+"""Three long polls of 30 s: past that the bot's own watchdog counts it as unhealthy too (ACC-2)."""
+_SHOWN_ITEMS = 10
+_MIB = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of the answer; `remedy` says what to do about a fault or a note."""
+
+    level: Level
+    what: str
+    text: str
+    remedy: str = ""
+
+
+def doctor(home: Home = None, config: Config = None, rooms: Rooms = None, sets: Set = None) -> None:
+    """Check homeserver, account, device, allowlist, store, keys and disk, and say what to do for each that fails.
+
+    It changes nothing and may be run while the bot runs. The exit code is 1 where something is wrong.
+
+    Example:
+
+        hayate-matrix doctor
+    """
+    loaded = read_settings(home, config, sets, rooms)
+    faults = 0
+    for finding in check_all(loaded):
+        faults += finding.level == "fault"
+        print(f"{finding.level:<5}  {finding.what:<11}  {finding.text}")
+        if finding.remedy:
+            print(f"{'':<20}{finding.remedy}")
+        sys.stdout.flush()
+    print("Nothing is wrong." if not faults else f"{faults} {'thing is' if faults == 1 else 'things are'} wrong.")
+    if faults:
+        raise typer.Exit(1)
+
+
+def check_all(loaded: Loaded) -> Iterator[Finding]:
+    """Yield what is found, in the order in which things depend on each other."""
+    yield Finding("ok", "settings", f"{loaded.file or 'no file'}; {len(loaded.places)} are not the default")
+    yield from check_home(loaded.home)
+    yield from check_disk(loaded)
+    yield from check_key_file(loaded)
+    yield from check_store(loaded)
+    yield from check_bot(loaded.home, dt.datetime.now(dt.UTC))
+    yield from check_allowlist(loaded)
+    from hayate_matrix.cli.remote import check_homeserver
+
+    yield from asyncio.run(check_homeserver(loaded))
+
+
+def check_home(home: Path) -> Iterator[Finding]:
+    """Look at the home's permissions (STO-1)."""
+    if not home.is_dir():
+        yield Finding("fault", "home", f"{home} is not there", "Run `hayate-matrix login`, which makes it, or name another: --home DIR")
+        return
+    open_ones = [path for path in (home, *home.rglob("*")) if not path.is_symlink() and path.stat().st_mode & _OPEN_TO_OTHERS]
+    if open_ones:
+        text = f"other users can get at {open_ones[0]}" + (f" and {len(open_ones) - 1} more" if len(open_ones) > 1 else "")
+        yield Finding("fault", "home", text, f"Run: chmod -R go= {home}")
+    else:
+        yield Finding("ok", "home", f"{home}, closed to others")
+
+
+def check_disk(loaded: Loaded) -> Iterator[Finding]:
+    """Look at the space that is left (STO-11)."""
+    place = loaded.home
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    free, low = shutil.disk_usage(place).free, loaded.settings.store.low_water_bytes
+    text = f"{free // _MIB:,} MiB free; below {low // _MIB:,} MiB nothing more is taken in"
+    if free < low:
+        yield Finding("fault", "disk", text, f"Free some space on the disk of {place}, or lower store.low_water_bytes.")
+    else:
+        yield Finding("ok", "disk", text)
+
+
+def check_key_file(loaded: Loaded) -> Iterator[Finding]:
+    """Look at the sealing key, without making one."""
+    from hayate_matrix.store.sealing import load_key
+
+    if not loaded.settings.store.seal:
+        yield Finding("note", "sealing", "off: texts are stored readable", "Set store.seal = true to change that for new rows.")
+        return
+    named = loaded.settings.store.key_file
+    path = named or loaded.home / "secrets" / "store.key"
+    if named is None and not path.exists():
+        yield Finding("note", "sealing", f"{path} is not there yet; the first start makes it")
+        return
+    try:
+        load_key(path.parent, path)
+    except StopError as error:
+        yield _from_error("sealing", error)
+    else:
+        yield Finding(
+            "ok", "sealing", f"on, with the key of {path}", "Keep a copy of that file elsewhere: without it nothing stored can be read."
+        )
+
+
+def check_store(loaded: Loaded) -> Iterator[Finding]:
+    """Look at the harness's database and at what it owes."""
+    from hayate_matrix.store.look import look_at
+
+    try:
+        look = look_at(loaded.settings.store.url or loaded.home / "hayate.db")
+    except StopError as error:
+        yield _from_error("store", error)
+        return
+    if look.schema is None:
+        yield Finding("note", "store", f"{look.where} is not there yet; the first start makes it")
+        return
+    waiting = look.inbox.get("queued", 0) + look.inbox.get("running", 0)
+    yield Finding("ok", "store", f"{look.where}, schema {look.schema}, {waiting} requests waiting")
+    held, uncertain = look.outbox.get("held", 0), look.outbox.get("uncertain", 0)
+    text = f"{look.outbox.get('pending', 0)} owed, {held} held, {uncertain} uncertain"
+    if uncertain:
+        remedy = "Uncertain: it can't be known whether the room has them. Look into the rooms and tell the people what is missing."
+        yield Finding("fault", "outbox", text, remedy)
+    elif held:
+        yield Finding("note", "outbox", text, "Held ones go out when their room is allowed again and the bot may speak there.")
+    else:
+        yield Finding("ok", "outbox", text)
+
+
+def check_bot(home: Path, now: dt.datetime) -> Iterator[Finding]:
+    """Read what the bot last said about itself."""
+    try:
+        status = status_file.load_status((home / status_file.FILE_NAME).read_text())
+    except (OSError, UnicodeDecodeError):
+        status = None
+    if status is None:
+        yield Finding("note", "bot", "has not been run in this home yet", "Start it: hayate-matrix run")
+        return
+    age_s = (now - status.written_at).total_seconds()
+    trouble = f"{status.trouble.code}: {status.trouble.text}" if status.trouble else ""
+    synced = f"last sync {_tell_age(now, status.last_sync_at)}" if status.last_sync_at else "no sync yet"
+    if status.is_stopped:
+        yield Finding(
+            "note", "bot", f"is not running; it stopped {_tell_age(now, status.written_at)}", trouble and f"Its last error: {trouble}"
+        )
+    elif age_s > status_file.STALE_S:
+        remedy = f"Look whether process {status.pid} runs and what it logs; else start it: hayate-matrix run"
+        yield Finding("fault", "bot", f"was killed or hangs: it last wrote its status {_tell_age(now, status.written_at)}", remedy)
+    elif status.failures:
+        yield Finding(
+            "fault", "bot", f"gets no answer from the homeserver ({status.failures} times in a row), {synced}: {trouble}", _advise(status)
+        )
+    elif status.last_sync_at is None or (now - status.last_sync_at).total_seconds() > _SYNC_OVERDUE_S:
+        yield Finding("fault", "bot", f"runs as process {status.pid}, {synced}", "See its log; it restarts its sync by itself.")
+    else:
+        limited = ", limited by the homeserver just now" if status.is_limited else ""
+        yield Finding("ok", "bot", f"runs as process {status.pid}, {synced}{limited}")
+    yield from _check_counts(status)
+
+
+def _check_counts(status: status_file.Status) -> Iterator[Finding]:
+    counts = status.counts
+    yield Finding("ok", "rooms", f"{status.rooms_served} served, {status.rooms_denied} denied")
+    withheld = counts.get("withheld_devices", 0)
+    if withheld:
+        remedy = 'Their owners have to verify them in their client; or set matrix.devices = "all".'
+        yield Finding("note", "devices", f"{withheld} get no room keys, because their owners have not cross-signed them", remedy)
+    else:
+        yield Finding("ok", "devices", "none is left without room keys")
+    for name, text, remedy in (
+        (
+            "undecryptable",
+            "messages could not be decrypted yet; they are answered when their keys come",
+            "Their senders can send them again.",
+        ),
+        ("quarantined", "malformed or hostile events were set aside", "Nothing needs to be done; they changed nothing."),
+    ):
+        if counts.get(name, 0):
+            yield Finding("note", name[:11], f"{counts[name]} {text}", remedy)
+
+
+def check_allowlist(loaded: Loaded) -> Iterator[Finding]:
+    """Say which allowlist is in force (ROOM-1)."""
+    matrix = loaded.settings.matrix
+    place = loaded.places.get("matrix.rooms", "default")
+    if matrix.rooms is None:
+        text = f"matrix.rooms is unset ({place}): every room is served that somebody who may invite brings the bot into"
+    elif not matrix.rooms:
+        text = f"matrix.rooms is an empty list ({place}): all rooms are denied"
+    else:
+        shown = ", ".join(matrix.rooms[:_SHOWN_ITEMS]) + (
+            f" and {len(matrix.rooms) - _SHOWN_ITEMS} more" if len(matrix.rooms) > _SHOWN_ITEMS else ""
+        )
+        text = f"matrix.rooms is a list of {len(matrix.rooms)} ({place}): {shown}"
+    yield Finding("ok" if matrix.rooms is None or matrix.rooms else "note", "allowlist", text)
+    people = "anyone in a served room" if matrix.people is None else ", ".join(matrix.people) or "nobody"
+    if matrix.inviters is not None:
+        inviters = ", ".join(matrix.inviters) or "nobody"
+    else:
+        inviters = "the accounts of its own server" if matrix.people is None else people
+    yield Finding("ok", "people", f"may speak: {people}; may invite: {inviters}")
+
+
+def _advise(status: status_file.Status) -> str:
+    code = status.trouble.code if status.trouble else ""
+    if code == "rate-limited":
+        return "The homeserver limits the account; its administrator can raise the limit. Nothing is lost meanwhile."
+    return "See to the homeserver and to what stands before it. The bot goes on by itself when it answers again; nothing is lost meanwhile."
+
+
+def _tell_age(now: dt.datetime, then: dt.datetime) -> str:
+    seconds = max(0, int((now - then).total_seconds()))
+    for unit, length in (("d", 86_400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds // length} {unit} ago"
+    return f"{seconds} s ago"
+
+
+def _from_error(what: str, error: HayateError) -> Finding:
+    return Finding("fault", what, error.problem.rstrip("."), " ".join(part for part in (error.allowed, error.remedy) if part))

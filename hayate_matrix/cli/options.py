@@ -1,0 +1,72 @@
+"""The options that all commands share, and the settings that they lead to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hayate_matrix import log
+from hayate_matrix.errors import SettingsError
+from hayate_matrix.settings.sources import Loaded, load
+
+SHARED = "Settings"
+"""Heading of these options in every --help."""
+
+Home = Annotated[
+    Path | None,
+    typer.Option(
+        "--home", metavar="DIR", help="Where all state is kept (HAYATE_HOME; else in your data directory).", rich_help_panel=SHARED
+    ),
+]
+Config = Annotated[
+    Path | None,
+    typer.Option(
+        "--config", metavar="FILE", help="The settings file (HAYATE_CONFIG; else hayate.toml in the home).", rich_help_panel=SHARED
+    ),
+]
+Rooms = Annotated[
+    str | None,
+    typer.Option(
+        "--rooms",
+        metavar="LIST",
+        help="matrix.rooms: items separated by commas; '' is the empty list, which denies all rooms; 'unset' serves every room.",
+        rich_help_panel=SHARED,
+    ),
+]
+Set = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="NAME=VALUE", help="Any other setting, e.g. --set log.level=debug; may be repeated.", rich_help_panel=SHARED
+    ),
+]
+
+
+def read_settings(
+    home: Path | None,
+    config: Path | None,
+    sets: list[str] | None,
+    rooms: str | None = None,
+    *,
+    more: dict[str, tuple[str, str]] | None = None,
+) -> Loaded:
+    """Return the settings in force and let the log obey them.
+
+    Raises:
+        SettingsError: some can't be used.
+    """
+    options = dict(more or {})
+    for text in sets or []:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise SettingsError(f"--set {name!r} has no value.", allowed="--set NAME=VALUE, for example --set log.level=debug.")
+        options[name.strip()] = (value, f"--set {name.strip()}")
+    if rooms is not None:
+        options["matrix.rooms"] = (rooms, "--rooms")
+    loaded = load(home=home, file=config, options=options)
+    log.configure(loaded.settings.log.level, loaded.settings.log.format)
+    for secret in (loaded.settings.matrix.password, loaded.settings.matrix.access_token):
+        if secret is not None:
+            log.hide(secret.get_secret_value())
+    return loaded

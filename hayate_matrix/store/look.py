@@ -1,0 +1,87 @@
+"""A look at the harness's database that changes nothing, also while the bot runs: for `doctor`.
+
+Promise: nothing is made, migrated, locked or written, so it may be taken at any time by anybody who may read the files.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import sqlalchemy as sa
+
+from hayate_matrix.errors import StoreError
+from hayate_matrix.store.database import SCHEMA_REVISION, _parse_url
+from hayate_matrix.store.schema import inbox, outbox
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+_PATIENCE_S = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """What was seen."""
+
+    where: str
+    """The database in words, without a password."""
+    schema: str | None = None
+    """The number of its last migration; None where the first start has not been yet."""
+    outbox: dict[str, int] = field(default_factory=dict)
+    """Rows by state; `sent` is left out, it only grows."""
+    inbox: dict[str, int] = field(default_factory=dict)
+    """Rows that have work, by state."""
+
+
+def look_at(url: str | Path) -> Look:
+    """Return what is seen in the database of `url`, a path or an address.
+
+    Raises:
+        StoreError: it can't be reached or read, is damaged, or belongs to a newer program.
+    """
+    address = _parse_url(url)
+    where = address.render_as_string(hide_password=True)
+    if address.get_backend_name() == "sqlite":
+        path = Path(address.database or "")
+        if not path.exists():
+            return Look(where=str(path))
+        where = str(path)
+        engine = sa.create_engine("sqlite+pysqlite://", creator=lambda: sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True))
+    else:
+        engine = sa.create_engine(address, connect_args={"connect_timeout": _PATIENCE_S, "application_name": "hayate-matrix doctor"})
+    try:
+        with engine.connect() as connection:
+            return _look(connection, where)
+    except sa.exc.DBAPIError as error:
+        reason = str(error.orig).strip().replace("\n", " ")
+        raise StoreError(
+            f"The database {where} can't be read: {reason}.", remedy="See that it is there, undamaged, and open to this user."
+        ) from error
+    finally:
+        engine.dispose()
+
+
+def _look(connection: Connection, where: str) -> Look:
+    if not sa.inspect(connection).has_table("alembic_version"):
+        return Look(where=where)
+    schema = connection.scalar(sa.text("SELECT version_num FROM alembic_version"))
+    if schema is None:
+        return Look(where=where)
+    if schema > SCHEMA_REVISION:
+        problem = f"The database {where} has the schema {schema}; this program knows schemas up to {SCHEMA_REVISION}."
+        raise StoreError(problem, remedy="Use the newer program. Nothing was changed.")
+    if connection.dialect.name == "sqlite":
+        verdict = connection.exec_driver_sql("PRAGMA quick_check(1)").scalar_one()
+        if verdict != "ok":
+            raise StoreError(f"The database {where} is damaged: {verdict}.", remedy="Stop the bot and restore a backup.")
+    owed = sa.select(outbox.c.state, sa.func.count()).where(outbox.c.state != "sent").group_by(outbox.c.state)
+    work = sa.select(inbox.c.state, sa.func.count()).where(inbox.c.state.in_(("queued", "running"))).group_by(inbox.c.state)
+    return Look(
+        where=where,
+        schema=schema,
+        outbox=dict(connection.execute(owed).tuples().all()),
+        inbox=dict(connection.execute(work).tuples().all()),
+    )
