@@ -1,1 +1,1 @@
-"""The loops: intake, lanes, turns, delivery. It knows no Matrix."""
+"""The core: facts become requests, requests become turns, turns leave deliveries; every arrow survives `kill -9`. It knows no Matrix."""

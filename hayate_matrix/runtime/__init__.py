@@ -1,1 +1,1 @@
-"""Agent runtimes behind one contract, and the tools."""
+"""Agent runtimes behind one contract, and the tools that they may use."""

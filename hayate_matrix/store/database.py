@@ -2,7 +2,8 @@
 
 Promise: what a transaction did is on disk when `transaction` returns, or nothing of it is. Two never run at once.
 How: SQLAlchemy Core, synchronous, in one writer thread, so nothing can be awaited while the write lock is held. SQLite runs in WAL with
-     `synchronous = FULL` and `BEGIN IMMEDIATE`; readers have a connection and thread of their own. Migrations run whole, under a lock, before anything else.
+     `synchronous = FULL` and `BEGIN IMMEDIATE`; readers have a connection and thread of their own. Migrations run whole, under a lock,
+     before anything else.
 Not here: tables (`schema`), sealed texts (`sealing`), ownership of the home (`locks`).
 """
 
@@ -26,9 +27,11 @@ from hayate_matrix.errors import DiskLow, HomeBusyError, StoreError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from sqlalchemy import URL, Connection, Engine
+    from sqlalchemy import URL, Engine
 
 T = TypeVar("T")
+Connection = sqlalchemy.Connection
+"""What work in a transaction is handed; other parts pass it on to the stores and know nothing of it."""
 
 SCHEMA_REVISION = "0001"
 """The newest migration; a database with a higher number belongs to a newer program."""
@@ -89,14 +92,17 @@ class Database:
             return
         holder = connection.execute(
             text(
-                "SELECT a.pid, a.application_name, coalesce(host(a.client_addr), 'this machine') AS place, a.backend_start FROM pg_locks l"
+                "SELECT a.application_name, coalesce(host(a.client_addr), 'this machine') AS place, a.backend_start FROM pg_locks l"
                 " JOIN pg_stat_activity a ON a.pid = l.pid"
-                " WHERE l.locktype = 'advisory' AND l.granted AND l.classid::bigint = :space AND l.objid::bigint = (:number)::bigint & 4294967295"
+                " WHERE l.locktype = 'advisory' AND l.granted AND l.classid::bigint = :space"
+                " AND l.objid::bigint = (:number)::bigint & 4294967295"
             ),
             key,
         ).first()
         connection.close()
-        who = f"{holder.application_name} on {holder.place}, connected since {holder.backend_start:%Y-%m-%dT%H:%M:%SZ}" if holder else "another process"
+        who = "another process"
+        if holder is not None:
+            who = f"{holder.application_name} on {holder.place}, connected since {holder.backend_start:%Y-%m-%dT%H:%M:%SZ}"
         problem = f"The account {user_id} is served by {who}."
         raise HomeBusyError(problem, remedy="Stop that process first: one bot process serves an account.")
 
@@ -176,13 +182,13 @@ def _parse_url(url: str | Path) -> URL:
         return sqlalchemy.URL.create("sqlite+pysqlite", database=str(url))
     try:
         address = sqlalchemy.make_url(url)
-        backend = address.get_backend_name()
+        backend = address.drivername.partition("+")[0]
+        if backend == "sqlite" and address.database:
+            return address.set(drivername="sqlite+pysqlite")
+        if backend in {"postgresql", "postgres"}:
+            return address.set(drivername="postgresql+psycopg")
     except sqlalchemy.exc.ArgumentError:
-        backend = ""
-    if backend == "sqlite" and address.database:
-        return address.set(drivername="sqlite+pysqlite")
-    if backend in {"postgresql", "postgres"}:
-        return address.set(drivername="postgresql+psycopg")
+        pass  # said below, without the text, which may hold a password
     problem = "store.url is no address of a database that can be used."
     raise StoreError(problem, allowed="sqlite:///PATH or postgresql://USER@HOST/NAME.")
 
@@ -215,7 +221,9 @@ def _connect_sqlite(address: URL) -> Engine:
 def _connect_postgres(address: URL) -> Engine:
     # A lost connection ends the program (StoreError): the start recovers what a cut transaction left open.
     return sqlalchemy.create_engine(
-        address, pool_size=3, connect_args={"application_name": f"hayate-matrix process {os.getpid()}", "options": "-c timezone=UTC -c synchronous_commit=on"}
+        address,
+        pool_size=3,
+        connect_args={"application_name": f"hayate-matrix process {os.getpid()}", "options": "-c timezone=UTC -c synchronous_commit=on"},
     )
 
 
@@ -224,7 +232,7 @@ def _check(connection: Connection) -> None:
     with connection.begin():
         if connection.dialect.name == "postgresql":
             version = connection.dialect.server_version_info or (0,)
-            if version[0] < _OLDEST_POSTGRES:
+            if int(version[0]) < _OLDEST_POSTGRES:
                 problem = f"The PostgreSQL server has version {version[0]}."
                 raise StoreError(problem, allowed=f"{_OLDEST_POSTGRES} or later.")
             return

@@ -1,9 +1,9 @@
 """Text at rest: every word that a person or a model wrote is sealed before it becomes a column (STO-8).
 
 Promise: a copied database alone tells nothing, and a sealed text opens only in the row and for the field that it was sealed for.
-How: AES-256-GCM with a fresh nonce each; logical field, row id and key id are bound in as associated data. The field is a logical name
-     (`inbox.text`), not a column, so that migrations may rename tables.
-Not here: where sealed columns live (`schema` and its neighbours) and which texts are sealed (each store module does it on its way in and out).
+How: AES-256-GCM with a fresh nonce each; logical field, row id and key id are bound in as associated data. The field is a logical
+     name (`inbox.content`), not a column, so that migrations may rename tables.
+Not here: where sealed columns live (`schema`) and which texts are sealed (each store module does it on its way in and out).
 """
 
 from __future__ import annotations
@@ -121,7 +121,9 @@ def load_key(secrets_dir: Path, key_file: Path | None = None) -> bytes:
         key = b""
     if len(key) != KEY_BYTES:
         problem = f"The sealing key {path} does not hold a key ({len(content)} characters)."
-        raise StoreError(problem, allowed=f"{KEY_BYTES * 2} hexadecimal digits.", remedy="Put the right file back; a new key can't open what is stored.")
+        raise StoreError(
+            problem, allowed=f"{KEY_BYTES * 2} hexadecimal digits.", remedy="Put the right file back; a new key can't open what is stored."
+        )
     return key
 
 

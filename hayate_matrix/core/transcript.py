@@ -1,0 +1,117 @@
+"""The elements of a transcript, as store, runtime and harness pass them around."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hayate_matrix.core.ids import UserId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What a person asked, with the leading mention of the bot removed."""
+
+    sender: UserId
+    text: str
+    reference: str | None = None
+    """Text of the message that it replies to (IN-6): data, no words of the sender."""
+    is_edit: bool = False
+    """Whether it is the new text of a message that was taken up before (IN-4)."""
+    file_name: str | None = None
+    """Name of an attached file that the runtime is not handed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolCall:
+    """What the model wants done; `id` is the same however often the call is made."""
+
+    id: str
+    name: str
+    arguments: str
+    """As the model wrote them, usually JSON."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Said:
+    """One step of the model: text, tool calls, or both; without calls it is the answer."""
+
+    text: str
+    calls: tuple[ToolCall, ...] = ()
+    native: str = ""
+    """What the runtime wants back with this step, in a form of its own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """What a tool gave."""
+
+    call_id: str
+    name: str
+    text: str
+    outcome: Literal["done", "failed", "unknown", "stopped"] = "done"
+    """`unknown`: the program ended while the tool ran; it may have had its effect."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Steer:
+    """What a person said in the middle of a turn (CORE-4)."""
+
+    sender: UserId
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Note:
+    """What the harness says about the turn itself: stopped, failed."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Removed:
+    """A stone in the place of an element whose text was removed in the room (IN-5)."""
+
+    kind: str
+
+
+Element = Request | Said | Result | Steer | Note | Removed
+
+_KINDS: dict[str, type[Element]] = {"request": Request, "said": Said, "result": Result, "steer": Steer, "note": Note}
+_NAMES = {kind: name for name, kind in _KINDS.items()}
+
+
+def get_kind(element: Element) -> str:
+    """Return the word that names the kind of `element` in the store."""
+    return element.kind if isinstance(element, Removed) else _NAMES[type(element)]
+
+
+def dump_element(element: Element) -> str:
+    """Return the content of `element` as one line of JSON that `load_element` reads back."""
+    return json.dumps(dataclasses.asdict(element), ensure_ascii=False, separators=(",", ":"))
+
+
+def load_element(kind: str, text: str | None) -> Element:
+    """Return the element that `dump_element` wrote; a stone where its text is gone."""
+    if text is None:
+        return Removed(kind=kind)
+    fields: dict[str, Any] = json.loads(text)
+    if kind == "said":
+        fields["calls"] = tuple(ToolCall(**call) for call in fields["calls"])
+    return _KINDS[kind](**fields)
+
+
+def find_open_calls(elements: Sequence[Element]) -> tuple[ToolCall, ...]:
+    """Return the calls of the last step that have no result yet, in the order in which they are made."""
+    answered: set[str] = set()
+    for element in reversed(elements):
+        if isinstance(element, Result):
+            answered.add(element.call_id)
+        elif isinstance(element, Said):
+            return tuple(call for call in element.calls if call.id not in answered)
+    return ()

@@ -1,0 +1,213 @@
+"""What a person asks the bot itself, answered once.
+
+Promise: a command's effect, its answer and its end are one commit, so that no restart runs it twice (CMD-3).
+How: commands wait in the inbox like requests, but for no turn: one task takes them in order.
+Not here: which words are commands (core/commands).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections import deque
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING
+
+from hayate_matrix.core.commands import COMMANDS, parse_command
+from hayate_matrix.core.ids import EventId, Focus
+from hayate_matrix.core.transcript import Steer
+from hayate_matrix.errors import StopError, WaitError
+from hayate_matrix.harness.stopping import stop_task
+from hayate_matrix.log import get_logger
+from hayate_matrix.store.conversations import get_room
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from datetime import datetime
+
+    from hayate_matrix.core.clock import Clock
+    from hayate_matrix.core.commands import Command
+    from hayate_matrix.core.ids import ConversationId, SessionId
+    from hayate_matrix.harness.rules import Rules, Senses
+    from hayate_matrix.store.database import Connection
+    from hayate_matrix.store.inbox import InboxRow
+    from hayate_matrix.store.stores import Stores
+
+_log = get_logger(__name__)
+
+_WAIT_S = 5.0
+"""Between two tries while the disk is full."""
+
+
+@dataclass(slots=True)
+class Effects:
+    """What a command asks the rest of the harness to do after its commit."""
+
+    conversation_id: ConversationId | None = None
+    stopped: list[EventId] = field(default_factory=list)
+    changed: set[SessionId] = field(default_factory=set)
+
+
+class Commands:
+    """Runs commands in the order in which they came."""
+
+    def __init__(
+        self,
+        stores: Stores,
+        clock: Clock,
+        *,
+        rules: Rules,
+        senses: Senses,
+        hand_on: Callable[[Effects], None],
+        on_change: Callable[[], None],
+        on_fault: Callable[[BaseException], None],
+    ) -> None:
+        self._stores = stores
+        self._clock = clock
+        self._rules = rules
+        self._senses = senses
+        self._hand_on = hand_on
+        self._on_change = on_change
+        self._on_fault = on_fault
+        self._queue: deque[EventId] = deque()
+        self._task: asyncio.Task[None] | None = None
+        self._is_open = False
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no command waits or runs."""
+        return not self._queue and self._task is None
+
+    def open(self) -> None:
+        """Begin to run what waits."""
+        self._is_open = True
+        self._wake()
+
+    def add(self, event_id: EventId) -> None:
+        """Queue one command."""
+        self._queue.append(event_id)
+        self._wake()
+
+    async def close(self) -> None:
+        """Run no more; what waits is run at the next start."""
+        self._is_open = False
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    def _wake(self) -> None:
+        if self._is_open and self._queue and self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._run_all(), name="commands")
+            self._task.add_done_callback(self._end)
+
+    def _end(self, task: asyncio.Task[None]) -> None:
+        self._task = None
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._is_open = False
+            self._on_fault(error)
+        self._wake()
+        self._on_change()
+
+    async def _run_all(self) -> None:
+        while self._queue:
+            event_id = self._queue.popleft()
+            try:
+                effects = await self._stores.database.transaction("command.run", partial(self._run, event_id=event_id))
+            except StopError:
+                raise
+            except WaitError:
+                self._queue.appendleft(event_id)
+                await self._clock.sleep(_WAIT_S)
+                continue
+            except Exception as error:  # noqa: BLE001 - one broken command must not silence the others
+                effects = await self._fail(event_id, error)
+            self._hand_on(effects)
+
+    def _run(self, connection: Connection, event_id: EventId) -> Effects:
+        effects = Effects()
+        row = self._stores.inbox.find(connection, event_id)
+        if row is None or row.state != "queued" or row.content is None:
+            return effects
+        command = parse_command(row.content.text)
+        if command is None:  # a newer or older program took it for one
+            text = "I don't know that command. `!help` shows those that I know."
+        else:
+            text = self._refuse(connection, row, command) or self._do(connection, row, command, effects)
+        self._answer(connection, row, text)
+        self._stores.inbox.move(connection, row, "done")
+        effects.conversation_id = row.conversation_id
+        return effects
+
+    def _refuse(self, connection: Connection, row: InboxRow, command: Command) -> str | None:
+        """Return why this person may not use the command, or None where it may be used (CMD-2)."""
+        needed = self._rules.command_power.get(command.name, 0)
+        if needed <= 0:
+            return None
+        power = self._senses.read_power(get_room(connection, row.conversation_id), row.sender)
+        if power is None:
+            return f"`!{command.name}` needs the power level {needed}, and I can't see yours."
+        return None if power >= needed else f"`!{command.name}` needs the power level {needed}; yours is {power}."
+
+    def _do(self, connection: Connection, row: InboxRow, command: Command, effects: Effects) -> str:
+        now = self._clock.now()
+        match command.name:
+            case "help":
+                return "\n".join(f"- {usage.line}" for usage in COMMANDS.values())
+            case "status":
+                return self._report(connection, row)
+            case "stop":
+                return self._stop(connection, row, now, effects)
+            case _:
+                return self._steer(connection, row, command, now)
+
+    def _report(self, connection: Connection, row: InboxRow) -> str:
+        requests = [other for other in self._stores.inbox.list_open(connection, row.conversation_id) if other.kind == "request"]
+        running = sum(request.state == "running" for request in requests)
+        owed = self._stores.outbox.count(connection, row.conversation_id)
+        parts = [f"running: {running}", f"waiting: {len(requests) - running}", f"to be sent: {owed.get('pending', 0)}"]
+        if owed.get("held"):
+            parts.append(f"held back: {owed['held']}")
+        if owed.get("uncertain"):
+            parts.append(f"for the operator: {owed['uncertain']}")
+        return "In this room: " + " · ".join(parts)
+
+    def _stop(self, connection: Connection, row: InboxRow, now: datetime, effects: Effects) -> str:
+        found = self._stores.tasks.find_open(connection, row.conversation_id, row.focus)
+        for task in found:
+            stop_task(self._stores, connection, task, "it was stopped by a person", now)
+            effects.stopped.append(task.request)
+            effects.changed.add(task.session_id)
+        return "Stopped." if found else "Nothing is running here."
+
+    def _steer(self, connection: Connection, row: InboxRow, command: Command, now: datetime) -> str:
+        if not command.arguments:
+            return f"`!steer` needs a text, for example: `{COMMANDS['steer'].example}`"
+        found = self._stores.tasks.find_open(connection, row.conversation_id, row.focus)
+        if not found:
+            return "Nothing is running here that could be steered. Send it as a message."
+        for task in found:
+            element = Steer(sender=row.sender, text=command.arguments)
+            self._stores.sessions.append(connection, task.session_id, task.id, element, now, event_id=row.event_id)
+        return "Passed on."
+
+    async def _fail(self, event_id: EventId, error: Exception) -> Effects:
+        """End a command that broke, with one sentence (OUT-7)."""
+        error_id = secrets.token_hex(4)
+        _log.error("command_failed", error_id=error_id, error=type(error).__name__)
+
+        def end(connection: Connection) -> Effects:
+            row = self._stores.inbox.find(connection, event_id)
+            if row is None or row.state != "queued":
+                return Effects()
+            self._answer(connection, row, f"Something went wrong with this command. (error {error_id})")
+            self._stores.inbox.move(connection, row, "failed")
+            return Effects(conversation_id=row.conversation_id)
+
+        return await self._stores.database.transaction("command.fail", end)
+
+    def _answer(self, connection: Connection, row: InboxRow, text: str) -> None:
+        thread = EventId(row.focus) if row.focus != Focus("") else None
+        self._stores.outbox.add(
+            connection, row.conversation_id, "notice", text, self._clock.now(), request=row.answers, thread=thread, mention=row.sender
+        )

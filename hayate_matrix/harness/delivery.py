@@ -1,0 +1,167 @@
+"""What is owed to rooms goes out, in order, and is settled once.
+
+Promise: rows of one conversation leave in the order in which they were owed (OUT-2), and no row waits for those of another.
+How: one task for each conversation that is owed something. Nothing is claimed: the row's id makes a repeated delivery harmless, so after
+     a crash the oldest row that is not settled is simply delivered again (OUT-1). What is held stops the rows behind it, so that order
+     outlives the silence.
+Not here: waiting out rate limits and broken connections (the gateway does), labels and rendering.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from hayate_matrix.errors import DeliveryHeld, DeliveryUncertain, GiveUpError, StaleTransition, StopError, WaitError
+from hayate_matrix.log import get_logger
+from hayate_matrix.store.conversations import set_answered
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hayate_matrix.core.clock import Clock
+    from hayate_matrix.core.deliveries import Gateway, Sent
+    from hayate_matrix.core.ids import ConversationId
+    from hayate_matrix.store.database import Connection
+    from hayate_matrix.store.outbox import Owed
+    from hayate_matrix.store.stores import Stores
+
+_log = get_logger(__name__)
+
+_FIRST_WAIT_S = 1.0
+_LONGEST_WAIT_S = 60.0
+"""Between tries of a row that failed in a way that nobody foresaw: as between those of OUT-2."""
+_TRIES = 5
+"""Unforeseen failures in a row after which the operator decides, so that the rows behind go on."""
+
+
+class Deliveries:
+    """Brings the outbox to the gateway."""
+
+    def __init__(
+        self, stores: Stores, clock: Clock, gateway: Gateway, *, on_change: Callable[[], None], on_fault: Callable[[BaseException], None]
+    ) -> None:
+        self._stores = stores
+        self._clock = clock
+        self._gateway = gateway
+        self._on_change = on_change
+        self._on_fault = on_fault
+        self._tasks: dict[ConversationId, asyncio.Task[None]] = {}
+        self._woken: set[ConversationId] = set()
+        self._is_open = False
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is on its way; what is held does not count."""
+        return not self._tasks
+
+    async def recover(self) -> None:
+        """Begin with what earlier runs left owed; what was held is tried again."""
+        self._is_open = True
+
+        def release(connection: Connection) -> list[ConversationId]:
+            self._stores.outbox.release(connection)
+            return self._stores.outbox.list_indebted(connection)
+
+        for conversation_id in await self._stores.database.transaction("delivery.release", release):
+            self.wake(conversation_id)
+
+    def wake(self, conversation_id: ConversationId) -> None:
+        """Look whether something is owed to this conversation."""
+        if not self._is_open:
+            return
+        self._woken.add(conversation_id)
+        if conversation_id not in self._tasks:
+            task = asyncio.get_running_loop().create_task(self._run(conversation_id), name=f"delivery {conversation_id}")
+            self._tasks[conversation_id] = task
+            task.add_done_callback(lambda task: self._end(conversation_id, task))
+
+    async def close(self) -> None:
+        """Stop where it is; what is not settled stays owed."""
+        self._is_open = False
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _end(self, conversation_id: ConversationId, task: asyncio.Task[None]) -> None:
+        del self._tasks[conversation_id]
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._is_open = False
+            self._on_fault(error)
+        elif conversation_id in self._woken:
+            self.wake(conversation_id)
+        self._on_change()
+
+    async def _run(self, conversation_id: ConversationId) -> None:
+        """Deliver what is owed until there is no more, or it is held."""
+        while conversation_id in self._woken:
+            self._woken.discard(conversation_id)
+            while (owed := await self._find_next(conversation_id)) is not None:
+                try:
+                    if not await self._deliver(owed):
+                        break
+                except StaleTransition:
+                    _log.debug("delivery_moved_elsewhere", delivery=owed.delivery.id)
+
+    async def _find_next(self, conversation_id: ConversationId) -> Owed | None:
+        return await self._stores.database.read(lambda connection: self._stores.outbox.find_next(connection, conversation_id))
+
+    async def _deliver(self, owed: Owed) -> bool:
+        """Bring one row to its room and settle it; False where it and the rows behind it are held."""
+        for attempt in range(1, _TRIES + 1):
+            try:
+                sent = await self._gateway.deliver(owed.delivery)
+            except DeliveryHeld as error:
+                _log.info("delivery_held", delivery=owed.delivery.id, reason=error.code)
+                await self._hold(owed)
+                return False
+            except DeliveryUncertain as error:
+                await self._give_to_operator(owed, error.code)
+                return True
+            except GiveUpError as error:
+                await self._refuse(owed, error.code)
+                return True
+            except StopError:
+                raise
+            except WaitError:
+                await self._clock.sleep(_FIRST_WAIT_S)
+                return True  # the same row is found again
+            except Exception as error:  # noqa: BLE001 - an unforeseen fault of the edge must not end deliveries to a room
+                _log.error("delivery_failed", delivery=owed.delivery.id, attempt=attempt, error=type(error).__name__)
+                await self._clock.sleep(min(_FIRST_WAIT_S * 2 ** (attempt - 1), _LONGEST_WAIT_S))
+            else:
+                await self._settle(owed, sent)
+                return True
+        await self._give_to_operator(owed, "unforeseen")
+        return True
+
+    async def _settle(self, owed: Owed, sent: Sent) -> None:
+        def settle(connection: Connection) -> None:
+            now = self._clock.now()
+            self._stores.outbox.settle(connection, owed, sent.event_ids, now)
+            set_answered(connection, owed.conversation_id, now)
+
+        while True:
+            try:
+                return await self._stores.database.transaction("delivery.settle", settle)
+            except WaitError as error:
+                _log.warning("commit_waits", reason=error.code)
+                await self._clock.sleep(_LONGEST_WAIT_S)
+
+    async def _hold(self, owed: Owed) -> None:
+        await self._stores.database.transaction(
+            "delivery.hold", lambda connection: self._stores.outbox.hold(connection, owed.conversation_id)
+        )
+
+    async def _refuse(self, owed: Owed, reason: str) -> None:
+        _log.warning("delivery_refused", delivery=owed.delivery.id, reason=reason)
+        await self._stores.database.transaction(
+            "delivery.refuse", lambda connection: self._stores.outbox.move(connection, owed, "refused", self._clock.now(), reason=reason)
+        )
+
+    async def _give_to_operator(self, owed: Owed, reason: str) -> None:
+        _log.warning("delivery_uncertain", delivery=owed.delivery.id, reason=reason)
+        await self._stores.database.transaction(
+            "delivery.doubt", lambda connection: self._stores.outbox.move(connection, owed, "uncertain", self._clock.now(), reason=reason)
+        )

@@ -1,0 +1,62 @@
+"""What the operator decides about the harness, and what the rest of the program lends it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+from hayate_matrix.core.triggers import Speaker
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping
+
+    from hayate_matrix.core.allowlist import Policy
+    from hayate_matrix.core.ids import EventId, RoomId, UserId
+    from hayate_matrix.core.triggers import Trigger
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """Plain values out of the settings."""
+
+    policy: Policy
+    names: tuple[str, ...] = ()
+    """The bot's display names; its local part counts anyhow."""
+    parallel_turns: int = 4
+    turn_retries: int = 3
+    trigger: Trigger = "thread"
+    room_triggers: Mapping[str, Trigger] = field(default_factory=dict)
+    loop_breaker: int = 8
+    typing: bool = True
+    receipts: bool = True
+    ack: Literal["none", "reaction"] = "none"
+    command_power: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def speaker(self) -> Speaker:
+        """The bot, as people call it."""
+        return Speaker(user_id=self.policy.own_user_id, names=self.names)
+
+
+def _is_never_low() -> bool:
+    return False
+
+
+def _read_no_power(_room_id: RoomId, _user_id: UserId) -> int | None:
+    return None
+
+
+async def _find_nothing(_room_id: RoomId, _event_id: EventId) -> str | None:
+    return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Senses:
+    """What the harness can't know by itself."""
+
+    is_disk_low: Callable[[], bool] = _is_never_low
+    """Whether no new turn should be opened (STO-11)."""
+    read_power: Callable[[RoomId, UserId], int | None] = _read_no_power
+    """The power level of somebody in a room; None where it can't be known, which refuses commands that need one."""
+    find_reference: Callable[[RoomId, EventId], Awaitable[str | None]] = _find_nothing
+    """The text of a message that was replied to (IN-6), fetched and decrypted if need be; best effort, bounded in time, never raises."""

@@ -1,0 +1,362 @@
+"""One turn: open, steps, end; each is one transaction (CORE-1).
+
+Promise: the model is never asked again for what it answered, a tool that finished is never run again, and the reply and the end of the
+         request are one commit. Whatever instant the program dies at, the next start goes on from the last commit (CORE-3).
+How: the transcript in memory is what the commits wrote, in the same order. A turn that somebody else ended finds its next commit stale and
+     vanishes.
+Not here: which turn comes next (lanes), what a model is (runtime), how the reply reaches the room (delivery).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import traceback
+from collections import OrderedDict
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from hayate_matrix.core.ids import EventId
+from hayate_matrix.core.transcript import Note, Request, Result, Said, find_open_calls
+from hayate_matrix.errors import HayateError, StaleTransition, StopError, TurnFailed, WaitError
+from hayate_matrix.log import get_logger
+from hayate_matrix.runtime.contract import Prompt
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable, Sequence
+    from typing import TypeVar
+
+    from hayate_matrix.core.clock import Clock
+    from hayate_matrix.core.deliveries import DeliveryKind
+    from hayate_matrix.core.ids import ConversationId, SessionId
+    from hayate_matrix.core.transcript import Element, ToolCall
+    from hayate_matrix.harness.lanes import Work
+    from hayate_matrix.harness.rules import Rules, Senses
+    from hayate_matrix.runtime.contract import Runtime, Tool
+    from hayate_matrix.store.database import Connection
+    from hayate_matrix.store.inbox import InboxRow
+    from hayate_matrix.store.stores import Stores
+    from hayate_matrix.store.tasks import Task
+
+    T = TypeVar("T")
+
+_log = get_logger(__name__)
+
+_SHOWN_ELEMENTS = 200
+"""Elements of the transcript that the model is shown, at most; until sessions are compacted this keeps a long room affordable."""
+_CACHED_SESSIONS = 64
+"""Sessions whose end is kept in memory, so that a turn in a lively room reads nothing."""
+_WAIT_S = 5.0
+"""Between two tries of a commit while the disk is full."""
+
+_UNKNOWN = "The program ended while this ran, so it may have had its effect or not. Check before you do it again."
+_BROKEN = "Something went wrong while I worked on this."
+_KEEPS_FAILING = "I tried this several times and was cut off each time."
+_EMPTY = "I have nothing to say to that."
+
+
+@dataclass(slots=True)
+class _Turn:
+    """What is known of a running turn; every field repeats something durable."""
+
+    task: Task
+    request: InboxRow
+    transcript: list[Element]
+    steers: int = 0
+    is_outdated: bool = False
+    """Whether text in `transcript` was changed by others since it was read."""
+
+
+class Turns:
+    """Runs turns; one call of `run` is one turn, begun or gone on with."""
+
+    def __init__(
+        self,
+        stores: Stores,
+        clock: Clock,
+        runtime: Runtime,
+        tools: Sequence[Tool],
+        *,
+        rules: Rules,
+        senses: Senses,
+        on_owed: Callable[[ConversationId], None],
+    ) -> None:
+        self._stores = stores
+        self._clock = clock
+        self._runtime = runtime
+        self._tools = {tool.name: tool for tool in tools}
+        self._rules = rules
+        self._senses = senses
+        self._on_owed = on_owed
+        self._cache: OrderedDict[SessionId, list[Element]] = OrderedDict()
+        self._running: dict[SessionId, _Turn] = {}
+
+    def forget(self, session_ids: Iterable[SessionId]) -> None:
+        """Read these sessions anew before the next step: their text was changed."""
+        for session_id in session_ids:
+            self._cache.pop(session_id, None)
+            if session_id in self._running:
+                self._running[session_id].is_outdated = True
+
+    async def run(self, work: Work) -> None:
+        """Answer one request to its end, whatever that is; what only the operator can mend is raised (StopError)."""
+        turn: _Turn | None = None
+        try:
+            turn = await self._begin(work)
+            if turn is None:
+                self._on_owed(work.conversation_id)  # one that was cut off too often has left a sentence
+                return
+            self._running[turn.task.session_id] = turn
+            await self._answer(turn, work)
+        except StaleTransition:
+            _log.debug("turn_ended_elsewhere", request=work.event_id)
+        except asyncio.CancelledError:
+            if turn is not None:
+                await self._suspend(turn)
+            raise
+        except StopError:
+            raise
+        except Exception as error:
+            if turn is None:
+                raise
+            await self._fail(turn, error)
+        finally:
+            if turn is not None:
+                self._running.pop(turn.task.session_id, None)
+                self._remember(turn)
+
+    async def _begin(self, work: Work) -> _Turn | None:
+        """Open a queued request, or go on with one that was cut off; None where there is nothing left to do."""
+        reference = None
+        if work.reply_to is not None:
+            reference = await self._find_reference(work, work.reply_to)
+        return await self._keep(
+            lambda: self._stores.database.transaction("turn.open", lambda connection: self._open(connection, work, reference))
+        )
+
+    def _open(self, connection: Connection, work: Work, reference: str | None) -> _Turn | None:
+        now = self._clock.now()
+        row = self._stores.inbox.find(connection, work.event_id)
+        if row is None or row.kind != "request":
+            return None
+        if row.state == "running":
+            return self._resume(connection, row)
+        if row.state != "queued" or row.content is None:
+            return None
+        session_id = self._stores.sessions.use_active(connection, row.conversation_id, row.focus, now)
+        task = self._stores.tasks.open(connection, row.conversation_id, row.focus, session_id, row.event_id, now)
+        row = replace(row, state="running", epoch=self._stores.inbox.move(connection, row, "running"))
+        earlier = self._cache.get(session_id)
+        if earlier is None:
+            earlier = self._stores.sessions.read_last(connection, session_id, _SHOWN_ELEMENTS)
+        request = replace(row.content, reference=reference) if row.content is not None else Request(sender=row.sender, text="")
+        self._stores.sessions.append(connection, session_id, task.id, request, now, event_id=row.event_id)
+        return _Turn(task=task, request=row, transcript=[*earlier, request])
+
+    def _resume(self, connection: Connection, row: InboxRow) -> _Turn | None:
+        """Take up a turn that was cut off; a tool that may have had its effect is named to the model (CORE-3)."""
+        now = self._clock.now()
+        found = [task for task in self._stores.tasks.find_open(connection, row.conversation_id, row.focus) if task.request == row.event_id]
+        if not found:
+            return None
+        has_failed_often = found[0].state == "running" and found[0].attempts > self._rules.turn_retries
+        transcript = self._stores.sessions.read_last(connection, found[0].session_id, _SHOWN_ELEMENTS)
+        own = self._stores.sessions.read_task(connection, found[0].id)
+        steers = len(self._stores.sessions.read_steers(connection, found[0].id, 0))
+        if has_failed_often:
+            turn = _Turn(task=found[0], request=row, transcript=transcript, steers=steers)
+            self._end_as_failed(connection, turn, _KEEPS_FAILING, _make_error_id(), "it was cut off too often")
+            return None
+        task = self._stores.tasks.move(connection, found[0], "running", now)
+        turn = _Turn(task=task, request=row, transcript=transcript, steers=steers)
+        open_calls = find_open_calls(own)
+        if open_calls and not self._may_repeat(open_calls[0]):
+            result = Result(call_id=open_calls[0].id, name=open_calls[0].name, text=_UNKNOWN, outcome="unknown")
+            self._stores.sessions.append(connection, task.session_id, task.id, result, now)
+            turn.transcript.append(result)
+        return turn
+
+    def _may_repeat(self, call: ToolCall) -> bool:
+        tool = self._tools.get(call.name)
+        return tool is None or tool.is_idempotent
+
+    async def _answer(self, turn: _Turn, work: Work) -> None:
+        """Ask, write down, do; until the model says something without calling a tool."""
+        while True:
+            for call in find_open_calls(turn.transcript):
+                await self._call(turn, call)
+            if turn.is_outdated:
+                turn.is_outdated = False
+                turn.transcript = await self._stores.database.read(
+                    lambda connection: self._stores.sessions.read_last(connection, turn.task.session_id, _SHOWN_ELEMENTS)
+                )
+            said = await self._runtime.prompt(
+                Prompt(
+                    conversation_id=turn.task.conversation_id,
+                    room_id=work.room_id,
+                    focus=turn.task.focus,
+                    task_id=turn.task.id,
+                    transcript=tuple(turn.transcript[-_SHOWN_ELEMENTS:]),
+                    tools=tuple(self._tools.values()),
+                )
+            )
+            if await self._take_step(turn, said):
+                return
+
+    async def _take_step(self, turn: _Turn, said: Said) -> bool:
+        """Write down what the model said; True where it ended the turn."""
+        database = self._stores.database
+        if said.calls:
+            await self._keep(lambda: database.transaction("turn.step", lambda connection: self._append(connection, turn, said)))
+            turn.transcript.append(said)
+            return False
+        steers = await self._keep(lambda: database.transaction("turn.end", lambda connection: self._end(connection, turn, said)))
+        turn.transcript.append(said)
+        turn.transcript.extend(steers)
+        turn.steers += len(steers)
+        if not steers:
+            self._on_owed(turn.task.conversation_id)
+        return not steers
+
+    async def _call(self, turn: _Turn, call: ToolCall) -> None:
+        """Run one tool and write down what it gave, and what was steered in meanwhile."""
+        result = await self._run_tool(turn, call)
+
+        def append(connection: Connection) -> list[Element]:
+            self._append(connection, turn, result)
+            return self._stores.sessions.read_steers(connection, turn.task.id, turn.steers)
+
+        steers = await self._keep(lambda: self._stores.database.transaction("turn.result", append))
+        turn.transcript.append(result)
+        turn.transcript.extend(steers)
+        turn.steers += len(steers)
+
+    async def _run_tool(self, turn: _Turn, call: ToolCall) -> Result:
+        tool = self._tools.get(call.name)
+        if tool is None:
+            known = ", ".join(sorted(self._tools)) or "none"
+            return Result(call_id=call.id, name=call.name, text=f"There is no tool {call.name!r}. Tools: {known}.", outcome="failed")
+        try:
+            return Result(call_id=call.id, name=call.name, text=await tool.run(call.id, call.arguments))
+        except StopError:
+            raise
+        except Exception as error:  # noqa: BLE001 - what a tool throws is read by the model
+            _log.warning("tool_failed", tool=call.name, task=turn.task.id, error=type(error).__name__)
+            text = error.problem if isinstance(error, HayateError) else str(error)
+            return Result(call_id=call.id, name=call.name, text=text or type(error).__name__, outcome="failed")
+
+    def _append(self, connection: Connection, turn: _Turn, element: Element) -> None:
+        """Add one step, if the turn is still this one's to run."""
+        self._stores.tasks.check(connection, turn.task)
+        self._stores.sessions.append(connection, turn.task.session_id, turn.task.id, element, self._clock.now())
+
+    def _end(self, connection: Connection, turn: _Turn, said: Said) -> list[Element]:
+        """Write the last step and end the turn; where a person steered meanwhile, return that instead: the model has not seen it."""
+        steers = self._stores.sessions.read_steers(connection, turn.task.id, turn.steers)
+        self._append(connection, turn, said)
+        if not steers:
+            self._stores.tasks.move(connection, turn.task, "done", self._clock.now())
+            self._stores.inbox.move(connection, turn.request, "done")
+            text = said.text.strip()
+            self._owe(connection, turn, "reply" if text else "notice", text or _EMPTY)
+            self._acknowledge(connection, turn, "✅")
+        return steers
+
+    async def _fail(self, turn: _Turn, error: Exception) -> None:
+        """End the turn with one sentence for the room; the operator finds its cause by the id (OUT-7)."""
+        error_id = _make_error_id()
+        sentence = error.problem if isinstance(error, TurnFailed) else _BROKEN
+        if isinstance(error, TurnFailed):
+            _log.warning("turn_failed", error_id=error_id, task=turn.task.id)
+        else:
+            # The error's own text may hold what people wrote; where it happened does not.
+            place = " < ".join(f"{frame.name}:{frame.lineno}" for frame in reversed(traceback.extract_tb(error.__traceback__)[-6:]))
+            _log.error("turn_failed", error_id=error_id, task=turn.task.id, error=type(error).__name__, place=place)
+
+        def end(connection: Connection) -> None:
+            for call in find_open_calls(self._stores.sessions.read_task(connection, turn.task.id)):
+                result = Result(call_id=call.id, name=call.name, text="The turn failed before it gave a result.", outcome="stopped")
+                self._append(connection, turn, result)
+            self._end_as_failed(connection, turn, sentence, error_id, "it failed")
+
+        try:
+            await self._keep(lambda: self._stores.database.transaction("turn.fail", end))
+        except StaleTransition:
+            return
+        self._on_owed(turn.task.conversation_id)
+
+    def _end_as_failed(self, connection: Connection, turn: _Turn, sentence: str, error_id: str, why: str) -> None:
+        now = self._clock.now()
+        self._stores.sessions.append(connection, turn.task.session_id, turn.task.id, Note(text=f"The answer ends here: {why}."), now)
+        self._stores.tasks.move(connection, turn.task, "failed", now)
+        self._stores.inbox.move(connection, turn.request, "failed")
+        self._owe(connection, turn, "notice", f"{sentence.rstrip()} (error {error_id})")
+        self._acknowledge(connection, turn, "⚠️")
+
+    def _owe(self, connection: Connection, turn: _Turn, kind: DeliveryKind, text: str) -> None:
+        row = turn.request
+        self._stores.outbox.add(
+            connection,
+            row.conversation_id,
+            kind,
+            text,
+            self._clock.now(),
+            task_id=turn.task.id,
+            request=row.answers,
+            thread=_get_thread(row),
+            mention=None if kind == "reaction" else row.sender,
+        )
+
+    def _acknowledge(self, connection: Connection, turn: _Turn, key: str) -> None:
+        if self._rules.ack == "reaction":
+            self._owe(connection, turn, "reaction", key)
+
+    async def _suspend(self, turn: _Turn) -> None:
+        """Mark the turn as put down in order, so that the next start does not count it as a crash."""
+        try:
+            await self._stores.database.transaction(
+                "turn.suspend", lambda connection: self._stores.tasks.move(connection, turn.task, "suspended", self._clock.now())
+            )
+        except (StaleTransition, WaitError):
+            _log.debug("turn_not_suspended", task=turn.task.id)  # it was stopped for good, or it counts as a crash
+
+    async def _find_reference(self, work: Work, event_id: EventId) -> str | None:
+        """Return the text of the message that was replied to: from our own rows, else from the room."""
+
+        def look(connection: Connection) -> str | None:
+            row = self._stores.inbox.find(connection, event_id)
+            if row is not None and row.conversation_id == work.conversation_id and row.content is not None:
+                return row.content.text
+            return self._stores.outbox.find_sent_text(connection, work.conversation_id, event_id)
+
+        found = await self._stores.database.read(look)
+        return found if found is not None else await self._senses.find_reference(work.room_id, event_id)
+
+    async def _keep(self, commit: Callable[[], Awaitable[T]]) -> T:
+        """Commit, however long the disk stays full."""
+        while True:
+            try:
+                return await commit()
+            except WaitError as error:
+                _log.warning("commit_waits", reason=error.code)
+                await self._clock.sleep(_WAIT_S)
+
+    def _remember(self, turn: _Turn) -> None:
+        """Keep the end of a session for its next turn; only of a turn whose every element is known to be stored."""
+        session_id = turn.task.session_id
+        last = turn.transcript[-1]
+        if isinstance(last, Said) and not last.calls and not turn.is_outdated:
+            self._cache[session_id] = turn.transcript[-_SHOWN_ELEMENTS:]
+            self._cache.move_to_end(session_id)
+            while len(self._cache) > _CACHED_SESSIONS:
+                self._cache.popitem(last=False)
+        else:
+            self._cache.pop(session_id, None)
+
+
+def _get_thread(row: InboxRow) -> EventId | None:
+    return EventId(row.focus) if row.focus else None
+
+
+def _make_error_id() -> str:
+    return secrets.token_hex(4)

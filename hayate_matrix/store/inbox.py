@@ -1,0 +1,164 @@
+"""The inbox: every fact once, and of those that ask for work the text and how far it is.
+
+Promise: a fact that was taken is never taken again; its row outlives its text (IN-1).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+import sqlalchemy as sa
+
+from hayate_matrix.core.transcript import Request, dump_element, load_element
+from hayate_matrix.store.schema import inbox, move
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from sqlalchemy import Connection, Row
+
+    from hayate_matrix.core.ids import ConversationId, EventId, Focus, UserId
+    from hayate_matrix.core.turns import RequestState
+    from hayate_matrix.store.sealing import Sealer
+
+InboxKind = Literal["request", "command", "edit", "redaction", "other"]
+
+_FIELD = "inbox.content"
+_LOOKUP_SIZE = 500
+"""Event ids asked for in one query; SQLite takes 32,766 parameters, PostgreSQL 65,535."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InboxRow:
+    """One fact. `content` is None for a fact that asks for no work and once the text was removed."""
+
+    event_id: EventId
+    conversation_id: ConversationId
+    kind: InboxKind
+    state: RequestState
+    focus: Focus
+    sender: UserId
+    answers: EventId
+    """The event that a reply refers to: of an edit the message that it changes."""
+    target: EventId | None = None
+    """The event that an edit or a redaction is about."""
+    reply_to: EventId | None = None
+    sent_at_ms: int
+    received_at_ms: int
+    content: Request | None = None
+    epoch: int = 0
+    seq: int = 0
+    """The order of arrival; given by `put`."""
+
+
+class Inbox:
+    """Reads and writes inbox rows within the caller's transaction."""
+
+    def __init__(self, sealer: Sealer) -> None:
+        self._sealer = sealer
+
+    def find_known(self, connection: Connection, event_ids: Sequence[EventId]) -> set[EventId]:
+        """Return those of `event_ids` that were taken before."""
+        known: set[EventId] = set()
+        for start in range(0, len(event_ids), _LOOKUP_SIZE):
+            some = event_ids[start : start + _LOOKUP_SIZE]
+            known.update(connection.scalars(sa.select(inbox.c.event_id).where(inbox.c.event_id.in_(some))))
+        return known
+
+    def put(self, connection: Connection, row: InboxRow) -> int:
+        """Add a fact that is not known yet and return its `seq`."""
+        sealed = None if row.content is None else self._seal(row.event_id, row.content)
+        result = connection.execute(
+            sa.insert(inbox),
+            {
+                "event_id": row.event_id,
+                "conversation_id": row.conversation_id,
+                "kind": row.kind,
+                "state": row.state,
+                "epoch": row.epoch,
+                "focus": row.focus,
+                "sender": row.sender,
+                "answers": row.answers,
+                "target": row.target,
+                "reply_to": row.reply_to,
+                "sent_at_ms": row.sent_at_ms,
+                "received_at_ms": row.received_at_ms,
+                "content": sealed,
+            },
+        )
+        key = result.inserted_primary_key
+        return int(key[0]) if key is not None else 0
+
+    def find(self, connection: Connection, event_id: EventId) -> InboxRow | None:
+        """Return the row of an event, or None for one that was never taken."""
+        row = connection.execute(sa.select(inbox).where(inbox.c.event_id == event_id)).one_or_none()
+        return self._read(row) if row is not None else None
+
+    def find_about(self, connection: Connection, target: EventId) -> list[InboxRow]:
+        """Return the edits and redactions about `target`, in order of arrival."""
+        return [self._read(row) for row in connection.execute(sa.select(inbox).where(inbox.c.target == target).order_by(inbox.c.seq))]
+
+    def list_open(self, connection: Connection, conversation_id: ConversationId | None = None) -> list[InboxRow]:
+        """Return requests and commands that are queued or running, in order of arrival, without their content."""
+        query = sa.select(*(column for column in inbox.c if column.name != "content"), sa.null().label("content"))
+        query = query.where(inbox.c.state.in_(("queued", "running"))).order_by(inbox.c.seq)
+        if conversation_id is not None:
+            query = query.where(inbox.c.conversation_id == conversation_id)
+        return [self._read(row) for row in connection.execute(query)]
+
+    def has_work(self, connection: Connection, conversation_id: ConversationId) -> bool:
+        """Tell whether a request or command of the conversation is queued or running."""
+        query = sa.select(inbox.c.seq).where(inbox.c.conversation_id == conversation_id, inbox.c.state.in_(("queued", "running")))
+        return connection.execute(query.limit(1)).first() is not None
+
+    def is_addressed(self, connection: Connection, conversation_id: ConversationId, thread: EventId) -> bool:
+        """Tell whether the bot was asked something in this thread, or by the message that the thread hangs on."""
+        query = sa.select(inbox.c.seq).where(inbox.c.conversation_id == conversation_id, inbox.c.focus == thread, inbox.c.kind == "request")
+        if connection.execute(query.limit(1)).first() is not None:
+            return True
+        root = sa.select(inbox.c.seq).where(
+            inbox.c.event_id == thread, inbox.c.conversation_id == conversation_id, inbox.c.kind == "request"
+        )
+        return connection.execute(root).first() is not None
+
+    def move(self, connection: Connection, row: InboxRow, to: RequestState) -> int:
+        """Bring `row` to the state `to` and return its new epoch; StaleTransition where somebody else moved it."""
+        return move(connection, inbox, row.event_id, state=row.state, epoch=row.epoch, to=to)
+
+    def replace(self, connection: Connection, row: InboxRow, content: Request) -> bool:
+        """Give a request that is still queued another content; False where it is no longer queued."""
+        result = connection.execute(
+            sa.update(inbox)
+            .where(inbox.c.event_id == row.event_id, inbox.c.state == "queued", inbox.c.epoch == row.epoch)
+            .values(content=self._seal(row.event_id, content), epoch=row.epoch + 1)
+        )
+        return result.rowcount == 1
+
+    def remove_text(self, connection: Connection, event_ids: Iterable[EventId]) -> None:
+        """Leave stones in the place of these texts."""
+        connection.execute(sa.update(inbox).where(inbox.c.event_id.in_(list(event_ids))).values(content=None))
+
+    def _read(self, row: Row[*tuple[Any, ...]]) -> InboxRow:
+        return InboxRow(
+            event_id=row.event_id,
+            conversation_id=row.conversation_id,
+            kind=row.kind,
+            state=row.state,
+            focus=row.focus,
+            sender=row.sender,
+            answers=row.answers,
+            target=row.target,
+            reply_to=row.reply_to,
+            sent_at_ms=row.sent_at_ms,
+            received_at_ms=row.received_at_ms,
+            content=None if row.content is None else self._open(row.event_id, row.content),
+            epoch=row.epoch,
+            seq=row.seq,
+        )
+
+    def _seal(self, event_id: EventId, content: Request) -> bytes:
+        return self._sealer.seal(_FIELD, event_id, dump_element(content))
+
+    def _open(self, event_id: EventId, sealed: bytes) -> Request:
+        return cast("Request", load_element("request", self._sealer.open(_FIELD, event_id, sealed)))

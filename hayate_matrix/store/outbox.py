@@ -1,0 +1,171 @@
+"""The outbox: what is owed to rooms, in order, until it is settled.
+
+Promise: a row is settled once; its id is what makes a repeated delivery harmless (OUT-1). The stored text stays as it was written.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import sqlalchemy as sa
+
+from hayate_matrix.core.deliveries import Delivery, DeliveryKind
+from hayate_matrix.core.ids import ConversationId, DeliveryId, EventId, TaskId, UserId, make_uuid7
+from hayate_matrix.store.schema import conversations, move, outbox, sent_events
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from datetime import datetime
+
+    from sqlalchemy import Connection, Row
+
+    from hayate_matrix.core.turns import DeliveryState
+    from hayate_matrix.store.sealing import Sealer
+
+_FIELD = "outbox.text"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Owed:
+    """One outbox row, with the state and epoch that it was read with."""
+
+    delivery: Delivery
+    conversation_id: ConversationId
+    state: DeliveryState
+    epoch: int
+
+
+class Outbox:
+    """Reads and writes outbox rows within the caller's transaction."""
+
+    def __init__(self, sealer: Sealer) -> None:
+        self._sealer = sealer
+
+    def add(  # noqa: PLR0913 - a delivery has these parts
+        self,
+        connection: Connection,
+        conversation_id: ConversationId,
+        kind: DeliveryKind,
+        text: str,
+        now: datetime,
+        *,
+        task_id: TaskId | None = None,
+        request: EventId | None = None,
+        thread: EventId | None = None,
+        mention: UserId | None = None,
+    ) -> DeliveryId:
+        """Owe `text` to the room of the conversation, behind what is owed to it already."""
+        delivery_id = DeliveryId(make_uuid7(now))
+        connection.execute(
+            sa.insert(outbox),
+            {
+                "id": delivery_id,
+                "conversation_id": conversation_id,
+                "task_id": task_id,
+                "kind": kind,
+                "state": "pending",
+                "epoch": 0,
+                "request_event_id": request,
+                "thread": thread,
+                "mention": mention,
+                "made_at_ms": int(now.timestamp() * 1000),
+                "text": self._sealer.seal(_FIELD, delivery_id, text),
+            },
+        )
+        return delivery_id
+
+    def find_next(self, connection: Connection, conversation_id: ConversationId) -> Owed | None:
+        """Return the oldest row that is owed (pending or held) to a conversation."""
+        query = (
+            sa.select(outbox, conversations.c.room_id)
+            .join(conversations, conversations.c.id == outbox.c.conversation_id)
+            .where(outbox.c.conversation_id == conversation_id, outbox.c.state.in_(("pending", "held")))
+            .order_by(outbox.c.seq)
+            .limit(1)
+        )
+        row = connection.execute(query).one_or_none()
+        return self._read(row) if row is not None else None
+
+    def list_indebted(self, connection: Connection) -> list[ConversationId]:
+        """Return the conversations to which something is owed (pending or held)."""
+        query = sa.select(outbox.c.conversation_id).where(outbox.c.state.in_(("pending", "held"))).distinct()
+        return [ConversationId(found) for found in connection.scalars(query)]
+
+    def settle(self, connection: Connection, owed: Owed, event_ids: Sequence[EventId], now: datetime) -> None:
+        """End a row as sent, with the event ids that came back; StaleTransition where it was settled before."""
+        delivery_id = owed.delivery.id
+        move(
+            connection,
+            outbox,
+            delivery_id,
+            state=owed.state,
+            epoch=owed.epoch,
+            to="sent",
+            settled_at_ms=int(now.timestamp() * 1000),
+            reason=None,
+        )
+        rows = [{"event_id": event_id, "delivery_id": delivery_id, "part": part} for part, event_id in enumerate(event_ids)]
+        if rows:
+            connection.execute(sa.insert(sent_events), rows)
+
+    def move(self, connection: Connection, owed: Owed, to: DeliveryState, now: datetime, *, reason: str | None = None) -> None:
+        """Bring a row to `refused` or `uncertain`; `reason` is a stable code, never text of the room."""
+        move(
+            connection,
+            outbox,
+            owed.delivery.id,
+            state=owed.state,
+            epoch=owed.epoch,
+            to=to,
+            settled_at_ms=int(now.timestamp() * 1000),
+            reason=reason,
+        )
+
+    def hold(self, connection: Connection, conversation_id: ConversationId) -> int:
+        """Hold everything that is owed to a conversation and return how many rows that changed."""
+        statement = sa.update(outbox).where(outbox.c.conversation_id == conversation_id, outbox.c.state == "pending")
+        return connection.execute(statement.values(state="held", epoch=outbox.c.epoch + 1)).rowcount
+
+    def release(self, connection: Connection, conversation_id: ConversationId | None = None) -> int:
+        """Make held rows (of one conversation, or all) pending again and return how many."""
+        statement = sa.update(outbox).where(outbox.c.state == "held")
+        if conversation_id is not None:
+            statement = statement.where(outbox.c.conversation_id == conversation_id)
+        return connection.execute(statement.values(state="pending", epoch=outbox.c.epoch + 1)).rowcount
+
+    def count(self, connection: Connection, conversation_id: ConversationId | None = None) -> dict[DeliveryState, int]:
+        """Return how many rows are in each state, of one conversation or of all."""
+        query = sa.select(outbox.c.state, sa.func.count()).group_by(outbox.c.state)
+        if conversation_id is not None:
+            query = query.where(outbox.c.conversation_id == conversation_id)
+        return {row[0]: row[1] for row in connection.execute(query)}
+
+    def is_sent_event(self, connection: Connection, conversation_id: ConversationId, event_id: EventId) -> bool:
+        """Tell whether the bot sent this event to this conversation."""
+        query = sa.select(outbox.c.seq).join(sent_events, sent_events.c.delivery_id == outbox.c.id)
+        query = query.where(sent_events.c.event_id == event_id, outbox.c.conversation_id == conversation_id)
+        return connection.execute(query).first() is not None
+
+    def find_sent_text(self, connection: Connection, conversation_id: ConversationId, event_id: EventId) -> str | None:
+        """Return what the bot said with this event, or None where it is none of its own."""
+        query = sa.select(outbox.c.id, outbox.c.text).join(sent_events, sent_events.c.delivery_id == outbox.c.id)
+        row = connection.execute(query.where(sent_events.c.event_id == event_id, outbox.c.conversation_id == conversation_id)).first()
+        return self._sealer.open(_FIELD, row.id, row.text) if row is not None else None
+
+    def _read(self, row: Row[*tuple[Any, ...]]) -> Owed:
+        return Owed(
+            delivery=Delivery(
+                id=row.id,
+                room_id=row.room_id,
+                kind=row.kind,
+                text=self._sealer.open(_FIELD, row.id, row.text),
+                request=row.request_event_id,
+                thread=row.thread,
+                mention=row.mention,
+                created_at_ms=row.made_at_ms,
+            ),
+            conversation_id=row.conversation_id,
+            state=row.state,
+            epoch=row.epoch,
+        )

@@ -1,0 +1,169 @@
+"""The tables of the harness and the one way in which a row changes its state.
+
+Sealed columns are LargeBinary and hold what `sealing` made; ids, times, states and counts stay readable. Times are milliseconds since the
+epoch, UTC.
+Order is by `seq`, numbers of our own, never by times or ids (IN-11).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import sqlalchemy as sa
+
+from hayate_matrix.core.turns import is_legal
+from hayate_matrix.errors import StaleTransition
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection, Table
+
+metadata = sa.MetaData()
+_Seq = sa.BigInteger().with_variant(sa.Integer, "sqlite")
+"""SQLite numbers rows by itself only where the column is exactly INTEGER."""
+
+meta = sa.Table("meta", metadata, sa.Column("name", sa.Text, primary_key=True), sa.Column("value", sa.Text, nullable=False))
+
+conversations = sa.Table(
+    "conversations",
+    metadata,
+    sa.Column("id", sa.Text, primary_key=True),
+    sa.Column("room_id", sa.Text, nullable=False, unique=True),
+    sa.Column("made_at_ms", sa.BigInteger, nullable=False),
+    sa.Column("is_present", sa.Boolean, nullable=False),
+    sa.Column("answered_at_ms", sa.BigInteger),
+    sa.Column("streak", sa.Integer, nullable=False),
+    sa.Column("streak_sender", sa.Text),
+)
+
+inbox = sa.Table(
+    "inbox",
+    metadata,
+    sa.Column("seq", _Seq, primary_key=True, autoincrement=True),
+    sa.Column("event_id", sa.Text, nullable=False, unique=True),
+    sa.Column("conversation_id", sa.Text, sa.ForeignKey("conversations.id"), nullable=False),
+    sa.Column("kind", sa.Text, nullable=False),
+    sa.Column("state", sa.Text, nullable=False),
+    sa.Column("epoch", sa.Integer, nullable=False),
+    sa.Column("focus", sa.Text, nullable=False),
+    sa.Column("sender", sa.Text, nullable=False),
+    sa.Column("answers", sa.Text, nullable=False),
+    sa.Column("target", sa.Text),
+    sa.Column("reply_to", sa.Text),
+    sa.Column("sent_at_ms", sa.BigInteger, nullable=False),
+    sa.Column("received_at_ms", sa.BigInteger, nullable=False),
+    sa.Column("content", sa.LargeBinary),
+    sqlite_autoincrement=True,
+)
+_HAS_WORK = inbox.c.state.in_(("queued", "running"))
+sa.Index("inbox_open", inbox.c.conversation_id, inbox.c.seq, sqlite_where=_HAS_WORK, postgresql_where=_HAS_WORK)
+sa.Index("inbox_target", inbox.c.target, sqlite_where=inbox.c.target.is_not(None), postgresql_where=inbox.c.target.is_not(None))
+sa.Index("inbox_focus", inbox.c.conversation_id, inbox.c.focus, inbox.c.kind)
+
+sessions = sa.Table(
+    "sessions",
+    metadata,
+    sa.Column("id", sa.Text, primary_key=True),
+    sa.Column("conversation_id", sa.Text, sa.ForeignKey("conversations.id"), nullable=False),
+    sa.Column("focus", sa.Text, nullable=False),
+    sa.Column("state", sa.Text, nullable=False),
+    sa.Column("epoch", sa.Integer, nullable=False),
+    sa.Column("made_at_ms", sa.BigInteger, nullable=False),
+    sa.Column("used_at_ms", sa.BigInteger, nullable=False),
+)
+sa.Index(
+    "sessions_active",
+    sessions.c.conversation_id,
+    sessions.c.focus,
+    unique=True,
+    sqlite_where=sessions.c.state == "active",
+    postgresql_where=sessions.c.state == "active",
+)
+
+tasks = sa.Table(
+    "tasks",
+    metadata,
+    sa.Column("id", sa.Text, primary_key=True),
+    sa.Column("conversation_id", sa.Text, sa.ForeignKey("conversations.id"), nullable=False),
+    sa.Column("focus", sa.Text, nullable=False),
+    sa.Column("session_id", sa.Text, sa.ForeignKey("sessions.id"), nullable=False),
+    sa.Column("request_event_id", sa.Text, sa.ForeignKey("inbox.event_id"), nullable=False),
+    sa.Column("state", sa.Text, nullable=False),
+    sa.Column("epoch", sa.Integer, nullable=False),
+    sa.Column("attempts", sa.Integer, nullable=False),
+    sa.Column("made_at_ms", sa.BigInteger, nullable=False),
+    sa.Column("ended_at_ms", sa.BigInteger),
+)
+_IS_OPEN = tasks.c.state.in_(("running", "suspended"))
+sa.Index("tasks_open", tasks.c.conversation_id, tasks.c.focus, unique=True, sqlite_where=_IS_OPEN, postgresql_where=_IS_OPEN)
+
+entries = sa.Table(
+    "entries",
+    metadata,
+    sa.Column("seq", _Seq, primary_key=True, autoincrement=True),
+    sa.Column("id", sa.Text, nullable=False, unique=True),
+    sa.Column("session_id", sa.Text, sa.ForeignKey("sessions.id"), nullable=False),
+    sa.Column("task_id", sa.Text, sa.ForeignKey("tasks.id"), nullable=False),
+    sa.Column("kind", sa.Text, nullable=False),
+    sa.Column("event_id", sa.Text),
+    sa.Column("made_at_ms", sa.BigInteger, nullable=False),
+    sa.Column("content", sa.LargeBinary),
+    sqlite_autoincrement=True,
+)
+sa.Index("entries_session", entries.c.session_id, entries.c.seq)
+sa.Index("entries_task", entries.c.task_id, entries.c.kind)
+sa.Index(
+    "entries_event", entries.c.event_id, sqlite_where=entries.c.event_id.is_not(None), postgresql_where=entries.c.event_id.is_not(None)
+)
+
+outbox = sa.Table(
+    "outbox",
+    metadata,
+    sa.Column("seq", _Seq, primary_key=True, autoincrement=True),
+    sa.Column("id", sa.Text, nullable=False, unique=True),
+    sa.Column("conversation_id", sa.Text, sa.ForeignKey("conversations.id"), nullable=False),
+    sa.Column("task_id", sa.Text, sa.ForeignKey("tasks.id")),
+    sa.Column("kind", sa.Text, nullable=False),
+    sa.Column("state", sa.Text, nullable=False),
+    sa.Column("epoch", sa.Integer, nullable=False),
+    sa.Column("request_event_id", sa.Text),
+    sa.Column("thread", sa.Text),
+    sa.Column("mention", sa.Text),
+    sa.Column("made_at_ms", sa.BigInteger, nullable=False),
+    sa.Column("settled_at_ms", sa.BigInteger),
+    sa.Column("reason", sa.Text),
+    sa.Column("text", sa.LargeBinary, nullable=False),
+    sqlite_autoincrement=True,
+)
+_IS_OWED = outbox.c.state.in_(("pending", "held"))
+sa.Index("outbox_owed", outbox.c.conversation_id, outbox.c.seq, sqlite_where=_IS_OWED, postgresql_where=_IS_OWED)
+
+sent_events = sa.Table(
+    "sent_events",
+    metadata,
+    sa.Column("event_id", sa.Text, primary_key=True),
+    sa.Column("delivery_id", sa.Text, sa.ForeignKey("outbox.id"), nullable=False),
+    sa.Column("part", sa.Integer, nullable=False),
+)
+sa.Index("sent_events_delivery", sent_events.c.delivery_id, sent_events.c.part)
+
+
+def move(connection: Connection, table: Table, key: str, *, state: str, epoch: int, to: str, **values: Any) -> int:  # noqa: ANN401 - column values
+    """Bring the row `key` from `state` and `epoch` to the state `to` and return its new epoch.
+
+    Raises:
+        StaleTransition: the move is not legal, or the row is elsewhere by now; nothing was changed, the transaction should be given up.
+    """
+    if not is_legal(table.name, state, to):
+        problem = f"A row of {table.name} can't go from {state} to {to}."
+        raise StaleTransition(problem)
+    column = table.c.event_id if table.name == "inbox" else table.c.id
+    statement = (
+        sa.update(table)
+        .where(column == sa.bindparam("_key"), table.c.state == sa.bindparam("_state"), table.c.epoch == sa.bindparam("_epoch"))
+        .values(state=to, epoch=epoch + 1, **values)
+    )
+    result = connection.execute(statement, {"_key": key, "_state": state, "_epoch": epoch})
+    if result.rowcount != 1:
+        problem = f"The row {key} of {table.name} is no longer {state} with the epoch {epoch}."
+        raise StaleTransition(problem)
+    return epoch + 1

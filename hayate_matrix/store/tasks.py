@@ -1,0 +1,109 @@
+"""Tasks: the record of working on a request, from its first turn to its end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import sqlalchemy as sa
+
+from hayate_matrix.core.ids import ConversationId, EventId, Focus, SessionId, TaskId, make_uuid7
+from hayate_matrix.errors import StaleTransition
+from hayate_matrix.store.schema import move, tasks
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from sqlalchemy import Connection, Row
+
+    from hayate_matrix.core.turns import TaskState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """One task, with the state and epoch that it was read with."""
+
+    id: TaskId
+    conversation_id: ConversationId
+    focus: Focus
+    session_id: SessionId
+    request: EventId
+    state: TaskState
+    epoch: int
+    attempts: int
+    """How often it was begun; more than once after crashes."""
+
+
+class Tasks:
+    """Reads and writes tasks within the caller's transaction."""
+
+    def open(
+        self, connection: Connection, conversation_id: ConversationId, focus: Focus, session_id: SessionId, request: EventId, now: datetime
+    ) -> Task:
+        """Add a running task for `request`."""
+        task = Task(
+            id=TaskId(make_uuid7(now)),
+            conversation_id=conversation_id,
+            focus=focus,
+            session_id=session_id,
+            request=request,
+            state="running",
+            epoch=0,
+            attempts=1,
+        )
+        connection.execute(
+            sa.insert(tasks).values(
+                id=task.id,
+                conversation_id=conversation_id,
+                focus=focus,
+                session_id=session_id,
+                request_event_id=request,
+                state=task.state,
+                epoch=task.epoch,
+                attempts=task.attempts,
+                made_at_ms=int(now.timestamp() * 1000),
+            )
+        )
+        return task
+
+    def list_open(self, connection: Connection) -> list[Task]:
+        """Return all tasks that have not ended."""
+        return [_read(row) for row in connection.execute(sa.select(tasks).where(tasks.c.state.in_(("running", "suspended"))))]
+
+    def find_open(self, connection: Connection, conversation_id: ConversationId, focus: Focus | None = None) -> list[Task]:
+        """Return the tasks of a conversation, or of one focus of it, that have not ended."""
+        query = sa.select(tasks).where(tasks.c.conversation_id == conversation_id, tasks.c.state.in_(("running", "suspended")))
+        if focus is not None:
+            query = query.where(tasks.c.focus == focus)
+        return [_read(row) for row in connection.execute(query)]
+
+    def check(self, connection: Connection, task: Task) -> None:
+        """Make sure, until the end of the transaction, that `task` is still in the state and epoch that it was read with.
+
+        Raises:
+            StaleTransition: somebody else moved it; the transaction should be given up.
+        """
+        query = sa.select(tasks.c.id).where(tasks.c.id == task.id, tasks.c.state == task.state, tasks.c.epoch == task.epoch)
+        if connection.execute(query.with_for_update()).first() is None:
+            problem = f"The task {task.id} is no longer {task.state} with the epoch {task.epoch}."
+            raise StaleTransition(problem)
+
+    def move(self, connection: Connection, task: Task, to: TaskState, now: datetime) -> Task:
+        """Bring `task` to the state `to` and return it so; StaleTransition where somebody else moved it."""
+        attempts = task.attempts + 1 if (task.state, to) == ("running", "running") else task.attempts
+        ended = None if to in {"running", "suspended"} else int(now.timestamp() * 1000)
+        epoch = move(connection, tasks, task.id, state=task.state, epoch=task.epoch, to=to, attempts=attempts, ended_at_ms=ended)
+        return replace(task, state=to, epoch=epoch, attempts=attempts)
+
+
+def _read(row: Row[*tuple[Any, ...]]) -> Task:
+    return Task(
+        id=row.id,
+        conversation_id=row.conversation_id,
+        focus=row.focus,
+        session_id=row.session_id,
+        request=row.request_event_id,
+        state=row.state,
+        epoch=row.epoch,
+        attempts=row.attempts,
+    )

@@ -1,0 +1,52 @@
+"""A clock that jumps: waits end when the test says what time it is, never by themselves."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+from datetime import UTC, datetime, timedelta
+
+
+class JumpingClock:
+    """Stands still until `jump`; with `is_eager` every wait ends at once and moves the time."""
+
+    def __init__(self, start: datetime = datetime(2026, 11, 1, 19, 34, 13, 185000, tzinfo=UTC), *, is_eager: bool = False) -> None:
+        self._start = start
+        self._elapsed_s = 0.0
+        self._is_eager = is_eager
+        self._skew_s = 0.0
+        self._waits: list[tuple[float, int, asyncio.Future[None]]] = []
+        self._count = 0
+
+    def now(self) -> datetime:
+        return self._start + timedelta(seconds=self._elapsed_s + self._skew_s)
+
+    def monotonic(self) -> float:
+        return self._elapsed_s
+
+    async def sleep(self, seconds: float) -> None:
+        if self._is_eager:
+            self._elapsed_s += max(seconds, 0.0)
+            await asyncio.sleep(0)
+            return
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._count += 1
+        heapq.heappush(self._waits, (self._elapsed_s + seconds, self._count, future))
+        await future
+
+    @property
+    def waits(self) -> int:
+        """How many are waiting for a time to come."""
+        return sum(not future.done() for _, _, future in self._waits)
+
+    def jump(self, seconds: float) -> None:
+        """Move on, and end every wait whose time has come, in order."""
+        self._elapsed_s += seconds
+        while self._waits and self._waits[0][0] <= self._elapsed_s:
+            _, _, future = heapq.heappop(self._waits)
+            if not future.done():
+                future.set_result(None)
+
+    def set_wrong(self, seconds: float) -> None:
+        """Let the wall clock alone be off by `seconds`, as after a correction."""
+        self._skew_s = seconds
