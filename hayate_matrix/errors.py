@@ -1,25 +1,25 @@
 """Every way to fail, and what happens next.
 
-    HayateError                      problem, allowed, remedy; a stable code
-    ├── StopError                    stop: the program ends with `exit_code` and a sentence for the operator
-    │   ├── SettingsError            settings that can't be used, all faults at once            exit 78
-    │   ├── AccountError             the account can't be used (logged out, another device)     exit 78
-    │   ├── HomeBusyError            another process owns the home or the store                 exit 75
-    │   ├── StoreError               a database that can't be opened, is newer or is damaged    exit 74
-    │   └── EncryptionError          encryption can't work as it was asked for                  exit 78
-    ├── WaitError                    wait: nothing is wrong with the work, try again later
-    │   ├── HomeserverDown           no answer, a server error, or a page that is no Matrix answer
-    │   ├── RateLimited              the server named a time to wait
-    │   └── DiskLow                  nothing is taken that can't be kept
-    ├── YieldError                   yield: this row waits, others go on
-    │   ├── DeliveryHeld             the room is denied, or the bot may not speak in it
-    │   └── DeliveryUncertain        it can't be known whether it was sent; the operator decides
-    └── GiveUpError                  give up: this piece of work ends
-        ├── DeliveryRefused          the homeserver will never take it
-        ├── MatrixError              the homeserver answered with a Matrix error code
-        ├── InputError               what a person, a model or a program sent can't be used
-        ├── StaleTransition          a row was no longer in the state that the change expects
-        └── TurnFailed               the runtime could not answer; one sentence to the room
+HayateError                      problem, allowed, remedy; a stable code
+├── StopError                    stop: the program ends with `exit_code` and a sentence for the operator
+│   ├── SettingsError            settings that can't be used, all faults at once            exit 78
+│   ├── AccountError             the account can't be used (logged out, another device)     exit 78
+│   ├── HomeBusyError            another process owns the home or the store                 exit 75
+│   ├── StoreError               a database that can't be opened, is newer or is damaged    exit 74
+│   └── EncryptionError          encryption can't work as it was asked for                  exit 78
+├── WaitError                    wait: nothing is wrong with the work, try again later
+│   ├── HomeserverDown           no answer, a server error, or a page that is no Matrix answer
+│   ├── RateLimited              the server named a time to wait
+│   └── DiskLow                  nothing is taken that can't be kept
+├── YieldError                   yield: this row waits, others go on
+│   ├── DeliveryHeld             the room is denied, or the bot may not speak in it
+│   └── DeliveryUncertain        it can't be known whether it was sent; the operator decides
+└── GiveUpError                  give up: this piece of work ends
+├── DeliveryRefused          the homeserver will never take it
+├── MatrixError              the homeserver answered with a Matrix error code
+├── InputError               what a person, a model or a program sent can't be used
+├── StaleTransition          a row was no longer in the state that the change expects
+└── TurnFailed               the runtime could not answer; one sentence to the room
 """
 
 from __future__ import annotations

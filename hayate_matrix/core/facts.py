@@ -10,9 +10,10 @@ from __future__ import annotations
 import dataclasses
 import json
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from hayate_matrix.core.ids import EventId, RoomId, UserId
+if TYPE_CHECKING:
+    from hayate_matrix.core.ids import EventId, RoomId, UserId
 
 Provenance = Literal["live", "gap", "late_key"]
 """How the event came: in a sync, by filling a gap, or after its key arrived late. All three are fresh (SRC-1)."""
@@ -109,9 +110,7 @@ class Skipped(Fact):
 
 AnyFact = Message | Edit | Redaction | Reaction | Membership | Tombstone | Skipped
 
-_KINDS: dict[str, type[AnyFact]] = {
-    kind.__name__: kind for kind in (Message, Edit, Redaction, Reaction, Membership, Tombstone, Skipped)
-}
+_KINDS: dict[str, type[AnyFact]] = {kind.__name__: kind for kind in (Message, Edit, Redaction, Reaction, Membership, Tombstone, Skipped)}
 
 
 def dump_fact(fact: AnyFact) -> str:
