@@ -23,6 +23,7 @@ from hayate_matrix.errors import HomeserverDown, MatrixError, RateLimited, WaitE
 from hayate_matrix.log import get_logger
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
     from datetime import datetime
 
     from hayate_matrix.core.clock import Clock
@@ -52,6 +53,7 @@ class Health:
 
     last_ok_at: datetime | None = None
     last_error: str = ""
+    last_code: str = ""
     last_error_at: datetime | None = None
     failures: int = 0
     limited_waits: int = 0
@@ -68,6 +70,8 @@ class Http:
         """The server's clock minus this machine's, in seconds, from the last `Date` header."""
         self._clock = clock
         self._jitter = jitter
+        self.on_unknown_token: Callable[[str, MatrixError], Awaitable[bool]] | None = None
+        """Asked with the refused token when the homeserver no longer knows it; True means that a new one is set and the request goes again."""
         self._session: aiohttp.ClientSession | None = None
         self._next_start_at = 0.0
         self._limited_until = 0.0
@@ -103,6 +107,7 @@ class Http:
         timeout_s: float = 30.0,
         retry: bool = True,
         is_answer: bool = True,
+        failing_query: dict[str, str] | None = None,
     ) -> dict[str, Any]:
         """Return the JSON object that the homeserver answered.
 
@@ -114,6 +119,7 @@ class Http:
             query: the query's parameters.
             timeout_s: bound on one try.
             retry: go on through weather and rate limits for as long as it takes; else raise them.
+            failing_query: parameters that replace those of `query` while the homeserver fails: a long poll asks shortly then.
             is_answer: False for typing and receipts: while the account is limited they are not sent at all.
 
         Raises:
@@ -126,8 +132,14 @@ class Http:
             if not is_answer and self.is_limited:
                 raise RateLimited("The account is rate-limited; what is no answer is left out until then.")
             await self._take_turn(is_answer=is_answer)
+            token = self.access_token
+            asked = {**query, **failing_query} if query and failing_query and self.is_failing else query
             try:
-                answer = await self._try_once(label, method, path, body, query, timeout_s)
+                answer = await self._try_once(label, method, path, body, asked, timeout_s)
+            except MatrixError as error:
+                self._note_success()
+                if error.errcode != "M_UNKNOWN_TOKEN" or self.on_unknown_token is None or not await self.on_unknown_token(token, error):
+                    raise
             except WaitError as error:
                 wait_s = self._note_failure(label, error, pause_s)
                 if not retry:
@@ -135,9 +147,14 @@ class Http:
                 await self._clock.sleep(wait_s)
                 pause_s = min(pause_s * 2, LAST_PAUSE_S)
             else:
-                self.health.failures = 0
-                self.health.last_ok_at = self._clock.now()
+                self._note_success()
                 return answer
+
+    def _note_success(self) -> None:
+        if self.health.failures:
+            _log.info("homeserver answers again", failures=self.health.failures)
+        self.health.failures = 0
+        self.health.last_ok_at = self._clock.now()
 
     async def _take_turn(self, *, is_answer: bool) -> None:
         while self.is_failing:
@@ -149,6 +166,7 @@ class Http:
 
     def _note_failure(self, label: str, error: WaitError, pause_s: float) -> float:
         self.health.last_error = str(error)
+        self.health.last_code = error.code
         self.health.last_error_at = self._clock.now()
         now = self._clock.monotonic()
         if isinstance(error, RateLimited):

@@ -163,6 +163,19 @@ class Rooms:
             return Decision(is_allowed=False, reason="banned")
         return decide_inviter(self.policy, room.inviter or UserId(""))
 
+    def find_power(self, room_id: RoomId, user_id: UserId) -> int | None:
+        """Return a user's power level in a room that the bot is in; None elsewhere."""
+        room = self.find(room_id)
+        if room.membership != "join":
+            return None
+        return find_power(user_id, version=room.version, creators=room.creators, levels=room.power)
+
+    def count(self) -> dict[str, int]:
+        """Return how many joined rooms are served and denied."""
+        joined = self._keystore.rooms.list_ids("join")
+        served = sum(1 for room_id in joined if self.decide(self.find(room_id)))
+        return {"rooms.served": served, "rooms.denied": len(joined) - served}
+
     def may_send(self, room: Room, event_type: str) -> bool:
         """Whether the bot's power level lets it send events of this type."""
         power = find_power(self.own_user_id, version=room.version, creators=room.creators, levels=room.power)
@@ -177,10 +190,14 @@ class Rooms:
             return False
         return bool(self.decide(room)) and any(entry.kind == "dm" and {UserId(entry.value)} == self._others(room) for entry in entries)
 
+    @staticmethod
+    def find_readers(room: Room) -> tuple[str, ...]:
+        """Return whose membership lets them read what is sent now: the joined, and the invited unless the history is for the joined alone."""
+        return ("join",) if room.history_visibility == "joined" else ("join", "invite")
+
     def list_recipients(self, room: Room) -> list[UserId]:
-        """Return who may read what is sent now: the joined, and the invited unless the history is for the joined alone."""
-        wanted = ("join",) if room.history_visibility == "joined" else ("join", "invite")
-        return self._keystore.rooms.list_members(room.room_id, wanted)
+        """Return who may read what is sent now."""
+        return self._keystore.rooms.list_members(room.room_id, self.find_readers(room))
 
     def find_rotation(self, room: Room) -> Rotation:
         """Return when the room's key must change, from its own settings within sane bounds."""

@@ -38,6 +38,14 @@ class OwnIdentity:
         self._machine = machine
         self._password = password
 
+    async def check(self) -> None:
+        """Compare the server's keys of this device with those here, before anything is uploaded.
+
+        Raises:
+            EncryptionError: they differ; see `check_device`.
+        """
+        self.check_device(await self._query())
+
     async def ensure(self) -> None:
         """Return when the server shows this device signed by the account's identity, and with the keys that are here.
 

@@ -78,6 +78,10 @@ class KeyStore:
         """Run `work`, which only reads, in the edge's thread."""
         return await self._run(work)
 
+    def read_blocking(self, work: Callable[[], T]) -> T:
+        """Run `work`, which only reads, in the edge's thread and wait for it; for other threads, never for the event loop."""
+        return self._thread.submit(work).result()
+
     async def close(self) -> None:
         """Close the connection and end the thread; the work before it is finished first."""
         if self._is_open:

@@ -165,6 +165,10 @@ class Owed:
             for part, txn_id, room_id, event_type, sealed, is_encrypted, device_id, made_at_ms in rows
         ]
 
+    def drop_older(self, made_before_ms: int) -> None:
+        """Forget events made before a time; their deliveries are found in the room itself if they are asked for again."""
+        self._keystore.db.execute("delete from sends where made_at_ms < ?", (made_before_ms,))
+
     def drop_sent(self, delivery_id: str) -> None:
         """Forget the events of a delivery that the harness has settled."""
         self._keystore.db.execute("delete from sends where delivery_id = ?", (delivery_id,))

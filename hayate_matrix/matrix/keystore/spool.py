@@ -92,7 +92,7 @@ class Spool:
             try:
                 fact = load_fact(self._keystore.sealer.open("intake.fact", event_id, sealed))
             except (KeyError, TypeError, ValueError) as error:
-                _log.error("a spooled event can't be read by this version and stays where it is", event=event_id, error=str(error))
+                _log.error("a spooled event can't be read by this version and stays where it is", event_id=event_id, error=str(error))
                 continue
             ready.append(SpooledFact(major, minor, fact))
         return ready
@@ -186,6 +186,11 @@ class Spool:
             for event, room, key, sender_id, reason, raw, at in rows
         ]
 
+    def list_unread_senders(self) -> set[str]:
+        """Return who sent events that can't be read yet for a reason that their device list may end."""
+        rows = self._keystore.db.execute("select distinct sender from undecryptable where reason in ('unknown-device', 'unsigned-device')")
+        return {row[0] for row in rows}
+
     def drop_unread(self, event_id: str) -> None:
         """Forget an unread event that was read, redacted or given up."""
         self._keystore.db.execute("delete from undecryptable where event_id = ?", (event_id,))
@@ -214,7 +219,7 @@ class Spool:
         db.execute("update quarantine set raw = ? where id = ?", (self._keystore.sealer.seal("quarantine.raw", str(row[0]), text), row[0]))
         db.execute("delete from quarantine where id <= ?", (int(row[0]) - 10_000,))
         self.count(f"quarantine.{kind}")
-        _log.warning("set aside", kind=kind, reason=reason, room=room_id, event=event_id, sender=sender)
+        _log.warning("set aside", kind=kind, reason=reason, room=room_id, event_id=event_id, sender=sender)
 
     def count(self, name: str, by: int = 1) -> None:
         """Raise a counter that the operator sees."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from hayate_matrix.core.ids import DeviceId, UserId
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from hayate_matrix.matrix.keystore.connection import KeyStore
 
@@ -96,11 +96,6 @@ class Trust:
                 "update users set failures = failures + 1, next_query_at_ms = ? where user_id = ?", (self._keystore.now_ms() + pause, user_id)
             )
 
-    def is_known(self, user_id: str) -> bool:
-        """Whether the user's devices were asked for and nothing changed since."""
-        row = self._keystore.db.execute("select is_outdated from users where user_id = ?", (user_id,)).fetchone()
-        return row is not None and not row[0]
-
     # -- identities ----------------------------------------------------------------------------------------------------------
 
     def read_identity(self, user_id: str) -> Identity:
@@ -156,6 +151,21 @@ class Trust:
         self._keystore.db.execute(
             "update devices set claim_failures = 0, next_claim_at_ms = 0 where user_id = ? and device_id = ?", (user_id, device_id)
         )
+
+    def list_audience(self, room_id: str, memberships: tuple[str, ...], now_ms: int) -> Iterator[tuple[UserId, bool, bool, Device | None]]:
+        """Yield (user, must be asked for now, identity is changed, device or None) for the members of a room, in one query."""
+        marks = ", ".join("?" * len(memberships))
+        rows = self._keystore.db.execute(
+            "select m.user_id, coalesce(u.is_outdated, 1), coalesce(u.next_query_at_ms, 0), u.master, u.verified_master, d.device_id, d.ed25519, "
+            "d.curve25519, d.is_deleted, d.is_signed, d.is_blacklisted, d.next_claim_at_ms from members m "
+            "left join users u on u.user_id = m.user_id left join devices d on d.user_id = m.user_id and d.is_deleted = 0 "
+            f"where m.room_id = ? and m.membership in ({marks})",  # noqa: S608 - only question marks
+            (room_id, *memberships),
+        )
+        for user, outdated, next_at, master, verified, *device in rows:
+            is_changed = verified is not None and verified != master
+            found = None if device[0] is None else _read_device((user, *device))
+            yield UserId(user), bool(outdated) and next_at <= now_ms, is_changed, found
 
     # -- who holds which room key --------------------------------------------------------------------------------------------
 

@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any, Literal
 from hayate_matrix.core.facts import Membership, Message, Skipped
 from hayate_matrix.core.ids import EventId, RoomId, UserId
 from hayate_matrix.log import get_logger
-from hayate_matrix.matrix.facts import read_fact
+from hayate_matrix.matrix.facts import read_fact, strip_reply_fallback
 from hayate_matrix.matrix.keystore.spool import Unread
 from hayate_matrix.matrix.machine import WAITING, Machine, Unreadable
 from hayate_matrix.matrix.rooms import STATE_TYPES, Rooms
+from hayate_matrix.matrix.sync.guard import is_event
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -376,6 +377,17 @@ class Applier:
             return
         self._add(room, clear, applied, provenance="late_key", is_encrypted=True)
         spool.drop_unread(unread.event_id)
+
+    def read_text(self, event: dict[str, Any], room_id: RoomId) -> str | None:
+        """Return the body of a message event as the server gave it, decrypted if need be; None where there is none to read."""
+        if not is_event(event) or event.get("room_id", room_id) != room_id:
+            return None
+        try:
+            clear = self._machine.open_room_event(event, room_id) if event["type"] == "m.room.encrypted" else event
+        except (Unreadable, *_HOSTILE):
+            return None
+        body = clear["content"].get("body") if clear["type"] == "m.room.message" else None
+        return strip_reply_fallback(body) if isinstance(body, str) else None
 
     def _add_skipped(self, room_id: RoomId, count: int, reason: Literal["age"], position: str, moment: Moment) -> None:
         self._keystore.spool.add_fact(_skipped(room_id, count, reason, position, moment))

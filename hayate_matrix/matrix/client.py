@@ -1,0 +1,362 @@
+"""The edge: its parts wired, its workers started and stopped, its facts handed on.
+
+Promise: what a sync brought is handed to the harness exactly as often as it takes to be durable there, in the order of the rooms.
+How: one loop receives, small workers follow it (facts, keys, gaps, invites), each woken by what an answer calls for and each resting
+on rows, so that a worker that was cut off begins again where it was.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+from urllib.parse import quote
+
+from hayate_matrix.errors import HayateError, MatrixError, StopError
+from hayate_matrix.log import get_logger
+from hayate_matrix.matrix.keys.devices import DeviceLists
+from hayate_matrix.matrix.keys.identity import OwnIdentity
+from hayate_matrix.matrix.keys.late import LateKeys
+from hayate_matrix.matrix.keys.sharing import RoomKeySharing
+from hayate_matrix.matrix.keys.upload import KeyUploads
+from hayate_matrix.matrix.machine import Machine
+from hayate_matrix.matrix.membership import Memberships
+from hayate_matrix.matrix.rooms import Rooms
+from hayate_matrix.matrix.send import Sender
+from hayate_matrix.matrix.sync.apply import Applied, Applier
+from hayate_matrix.matrix.sync.gaps import GapFiller
+from hayate_matrix.matrix.sync.loop import LONG_POLL_S, SyncLoop
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from hayate_matrix.core.allowlist import Policy
+    from hayate_matrix.core.clock import Clock
+    from hayate_matrix.core.deliveries import FactSink, Gateway
+    from hayate_matrix.core.ids import DeviceId, EventId, RoomId, UserId
+    from hayate_matrix.matrix.account import Account
+    from hayate_matrix.matrix.http import Http
+    from hayate_matrix.matrix.keystore import KeyStore
+
+_log = get_logger(__name__)
+
+_HANDED_AT_ONCE = 500
+"""Facts handed to the harness in one step: one commit there, one here."""
+_CHORES_S = 60.0
+"""Pause between rounds of what nobody waits for: debts of room keys, overdue gaps, joins to be retried."""
+WATCHDOG_S = 3 * LONG_POLL_S
+"""Without an applied sync for three long polls the loop is taken for dead and started again (ACC-2)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EdgeOptions:
+    """Plain values out of the settings."""
+
+    policy: Policy
+    devices: Literal["cross-signed", "all"] = "cross-signed"
+    is_encryption_on: bool = True
+    leave_denied: bool = False
+    backfill_limit: int = 1000
+    backlog_age_s: int = 86_400
+    password: str | None = None
+
+
+class Edge:
+    """Everything between the homeserver and the harness."""
+
+    def __init__(
+        self, keystore: KeyStore, http: Http, account: Account, clock: Clock, options: EdgeOptions, *, may_take: Callable[[], bool]
+    ) -> None:
+        self._keystore = keystore
+        self._http = http
+        self._account = account
+        self._clock = clock
+        self._options = options
+        self._may_take = may_take
+        self._tasks: list[asyncio.Task[None]] = []
+        self._has_facts = asyncio.Event()
+        self._has_gaps = asyncio.Event()
+        self._has_invites = asyncio.Event()
+        self._keys_wanted = asyncio.Event()
+        self._login_lock = asyncio.Lock()
+        self._key_count: int | None = None
+        self._has_unused_fallback: bool | None = None
+        self._new_room_keys: set[str] = set()
+        self._senders: set[str] = set()
+        self._fault: asyncio.Future[None] | None = None
+        self.is_cross_signed: bool | None = None
+        self.rooms: Rooms
+        self.sync: SyncLoop
+        self._sender: Sender
+        http.on_unknown_token = self._renew_token
+
+    @property
+    def user_id(self) -> UserId:
+        """The bot's own user id."""
+        return self._account.credentials.user_id
+
+    @property
+    def device_id(self) -> DeviceId:
+        """The bot's device."""
+        return self._account.credentials.device_id
+
+    @property
+    def gateway(self) -> Gateway:
+        """How the harness reaches rooms; usable after `open`."""
+        return self._sender
+
+    async def open(self) -> None:
+        """Open the key store and build the parts; nothing is asked of the homeserver yet.
+
+        Raises:
+            StopError: the store can't be used, or belongs to another device.
+        """
+        credentials = self._account.credentials
+        await self._keystore.open(credentials.user_id, credentials.device_id)
+        self._machine = await self._keystore.transaction("edge.open", self._build_machine)
+        self._devices = DeviceLists(self._keystore, self._http, credentials.user_id, credentials.device_id)
+        self._sharing = RoomKeySharing(self._keystore, self._http, self._machine, self.rooms, self._devices)
+        self._uploads = KeyUploads(self._keystore, self._http, self._machine)
+        self._identity = OwnIdentity(self._keystore, self._http, self._machine, password=self._options.password)
+        self._applier = Applier(self._keystore, self._machine, self.rooms)
+        self._late = LateKeys(self._keystore, self._applier)
+        self.sync = SyncLoop(
+            self._keystore,
+            self._http,
+            self._applier,
+            self._clock,
+            backlog_age_ms=self._options.backlog_age_s * 1000,
+            on_applied=self._follow,
+            may_take=self._may_take,
+        )
+        self._gaps = GapFiller(
+            self._keystore,
+            self._http,
+            self.rooms,
+            self._applier,
+            backfill_limit=self._options.backfill_limit,
+            find_moment=self.sync.find_moment,
+        )
+        self._memberships = Memberships(self._keystore, self._http, self.rooms, leave_denied=self._options.leave_denied)
+        self._sender = Sender(
+            self._keystore, self._http, self._machine, self.rooms, self._sharing, is_encryption_on=self._options.is_encryption_on
+        )
+
+    async def start(self, sink: FactSink) -> None:
+        """Check the account, put the device's keys in order, and begin to receive.
+
+        Raises:
+            StopError: the account, its device or its identity can't be used.
+        """
+        self._fault = asyncio.get_running_loop().create_future()
+        await self._account.check()
+        if self._options.is_encryption_on:
+            await self._prepare_keys()
+        await self._memberships.resolve_aliases()
+        if await self._was_rolled_back():
+            self.sync.rebase()
+        self._has_facts.set()
+        self._has_gaps.set()
+        self._has_invites.set()
+        self._keys_wanted.set()
+        workers: tuple[tuple[str, Callable[[], Awaitable[None]]], ...] = (
+            ("facts", lambda: self._hand_facts(sink)),
+            ("keys", self._tend_keys),
+            ("gaps", self._fill_gaps),
+            ("invites", self._tend_memberships),
+            ("chores", self._do_chores),
+            ("sync", self._watch_sync),
+        )
+        self._tasks = [asyncio.create_task(self._guard(name, work), name=f"edge.{name}") for name, work in workers]
+
+    async def watch(self) -> None:
+        """Return never; raise what ends the edge."""
+        if self._fault is not None:
+            await self._fault
+
+    async def stop(self) -> None:
+        """Stop receiving and close the store; what is under way is finished at its last commit."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks = []
+        if self._fault is not None and not self._fault.done():
+            self._fault.cancel()
+        await self._http.close()
+        await self._keystore.close()
+
+    async def read_counts(self) -> dict[str, int]:
+        """Return what the operator may ask for, by name."""
+        return await self._keystore.read(self._count)
+
+    def read_power(self, room_id: RoomId, user_id: UserId) -> int | None:
+        """Return the power level of a user in a room that the bot is in; called from the store's thread, which waits for the edge's."""
+        return self._keystore.read_blocking(lambda: self.rooms.find_power(room_id, user_id))
+
+    async def find_reference(self, room_id: RoomId, event_id: EventId) -> str | None:
+        """Return the text of an event that a message replies to, fetched and decrypted if need be; best effort, never raises."""
+        path = f"/_matrix/client/v3/rooms/{quote(room_id, safe='')}/event/{quote(event_id, safe='')}"
+        try:
+            event = await self._http.request("reference", "GET", path, timeout_s=10.0, retry=False)
+            return await self._keystore.transaction("edge.reference", lambda: self._applier.read_text(event, room_id))
+        except HayateError as error:
+            _log.info("the message that was replied to can't be had", room=room_id, error=str(error))
+            return None
+
+    # -- start ---------------------------------------------------------------------------------------------------------------
+
+    def _build_machine(self) -> Machine:
+        self.rooms = Rooms(self._keystore, self._options.policy)
+        return Machine(self._keystore, devices=self._options.devices)
+
+    async def _prepare_keys(self) -> None:
+        await self._identity.check()
+        await self._uploads.flush()
+        if await self._keystore.read(lambda: not self._machine.account.shared):
+            await self._uploads.refill(None, has_unused_fallback=None)
+        await self._identity.ensure()
+        self.is_cross_signed = True
+
+    async def _was_rolled_back(self) -> bool:
+        """Whether the homeserver no longer has the last events that the bot saw: it was restored from an older copy (IN-10)."""
+        recent = await self._keystore.read(lambda: self._keystore.spool.list_recent(None, 3))
+        for room_id, event_id in recent:
+            path = f"/_matrix/client/v3/rooms/{quote(room_id, safe='')}/event/{quote(event_id, safe='')}"
+            try:
+                await self._http.request("probe", "GET", path)
+            except MatrixError as error:
+                if error.errcode == "M_NOT_FOUND":
+                    continue
+                # Not allowed to see it tells nothing: the bot may have left, or the history may be hidden.
+            return False
+        if recent:
+            _log.error("the homeserver has lost the last events that the bot saw; known rooms go on where they were")
+        return bool(recent)
+
+    async def _renew_token(self, token: str, error: MatrixError) -> bool:
+        async with self._login_lock:
+            if token != self._http.access_token:
+                return True
+            try:
+                await self._account.recover(error)
+            except StopError as stop:
+                self._fail(stop)
+                return False
+            return True
+
+    # -- workers -------------------------------------------------------------------------------------------------------------
+
+    async def _guard(self, name: str, work: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await work()
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:  # noqa: BLE001 - a worker that dies in silence is a bot that hangs
+            _log.error("a worker of the edge failed", worker=name, error=f"{type(error).__name__}: {error}", exc_info=True)
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        if self._fault is not None and not self._fault.done():
+            self._fault.set_exception(error)
+
+    async def _follow(self, applied: Applied) -> None:
+        if applied.key_count is not None:
+            self._key_count = applied.key_count
+        if applied.has_unused_fallback is not None:
+            self._has_unused_fallback = applied.has_unused_fallback
+        self._new_room_keys |= applied.new_room_keys
+        self._senders |= applied.senders_to_query
+        self._keys_wanted.set()
+        if applied.facts:
+            self._has_facts.set()
+        if applied.has_gaps:
+            self._has_gaps.set()
+        if applied.has_invites:
+            self._has_invites.set()
+
+    async def _hand_facts(self, sink: FactSink) -> None:
+        while True:
+            await self._has_facts.wait()
+            self._has_facts.clear()
+            while ready := await self._keystore.read(lambda: self._keystore.spool.list_ready(_HANDED_AT_ONCE)):
+                await sink.accept([row.fact for row in ready])
+                await self._keystore.transaction("edge.handed", lambda ready=ready: self._keystore.spool.mark_handed(ready))  # type: ignore[misc]
+
+    async def _tend_keys(self) -> None:
+        if not self._options.is_encryption_on:
+            return
+        while True:
+            await self._keys_wanted.wait()
+            self._keys_wanted.clear()
+            keys, self._new_room_keys = self._new_room_keys, set()
+            senders, self._senders = self._senders, set()
+            if keys:
+                await self._follow_late(await self._late.retry_keys(keys))
+            count, fallback = self._key_count, self._has_unused_fallback
+            if await self._keystore.read(lambda: self._uploads.needs(count, has_unused_fallback=fallback)):
+                self._key_count = self._has_unused_fallback = None
+                await self._uploads.refill(count, has_unused_fallback=fallback)
+            answered = await self._devices.refresh(only_due=True)
+            unread = await self._keystore.read(self._keystore.spool.list_unread_senders)
+            if waiting := (answered | senders) & unread:
+                await self._follow_late(await self._late.retry_senders(waiting))
+
+    async def _follow_late(self, applied: Applied) -> None:
+        if applied.facts:
+            self._has_facts.set()
+
+    async def _fill_gaps(self) -> None:
+        while True:
+            await self._has_gaps.wait()
+            self._has_gaps.clear()
+            await self._gaps.fill_all()
+            self._has_facts.set()
+
+    async def _tend_memberships(self) -> None:
+        while True:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._has_invites.wait(), timeout=_CHORES_S)
+            self._has_invites.clear()
+            await self._memberships.tend()
+
+    async def _do_chores(self) -> None:
+        while True:
+            await self._clock.sleep(_CHORES_S)
+            await self._memberships.resolve_aliases()
+            if await self._gaps.free_overdue():
+                self._has_facts.set()
+            if self._options.is_encryption_on:
+                await self._sharing.settle_debts()
+            await self._keystore.transaction("edge.chores", self._sender.drop_settled)
+
+    async def _watch_sync(self) -> None:
+        """Run the receive loop, and start it again where it got stuck (ACC-2)."""
+        while True:
+            loop = asyncio.create_task(self.sync.run(), name="edge.sync.loop")
+            try:
+                while not loop.done():
+                    await asyncio.wait({loop}, timeout=LONG_POLL_S)
+                    if not loop.done() and self._is_stuck():
+                        _log.error("no sync was applied for three long polls; the loop is started again")
+                        break
+                else:
+                    loop.result()
+            finally:
+                loop.cancel()
+                with contextlib.suppress(asyncio.CancelledError, Exception):
+                    await loop
+            self.sync.last_progress_at = self._clock.monotonic()
+
+    def _is_stuck(self) -> bool:
+        at = self.sync.last_progress_at
+        # A homeserver that fails is waited for, and that is progress; a loop that neither asks nor applies is stuck.
+        return not self._http.is_failing and at is not None and self._clock.monotonic() - at > WATCHDOG_S
+
+    def _count(self) -> dict[str, int]:
+        spool = self._keystore.spool
+        counts = {f"unread.{reason}": number for reason, number in spool.count_unread().items()}
+        counts["intake"] = spool.count_waiting()
+        return {**spool.read_counters(), **counts, **self.rooms.count()}
+
+

@@ -1,0 +1,38 @@
+"""Messages whose key or whose sender's device list came later: tried again when it does, answered once (E2E-4)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hayate_matrix.matrix.sync.apply import Applied, Applier
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from hayate_matrix.matrix.keystore import KeyStore
+
+
+class LateKeys:
+    """Retries unread events; the rows are `undecryptable` of the spool."""
+
+    def __init__(self, keystore: KeyStore, applier: Applier) -> None:
+        self._keystore = keystore
+        self._applier = applier
+
+    async def retry_keys(self, room_key_ids: Iterable[str]) -> Applied:
+        """Try events that waited for these room keys."""
+        applied = Applied()
+        for room_key_id in room_key_ids:
+            await self._keystore.transaction("keys.late", lambda key=room_key_id: self._retry(applied, room_key_id=key))  # type: ignore[misc]
+        return applied
+
+    async def retry_senders(self, senders: Iterable[str]) -> Applied:
+        """Try events of these senders, whose devices were just asked for."""
+        applied = Applied()
+        for sender in senders:
+            await self._keystore.transaction("keys.late_device", lambda sender=sender: self._retry(applied, sender=sender))  # type: ignore[misc]
+        return applied
+
+    def _retry(self, applied: Applied, *, room_key_id: str | None = None, sender: str | None = None) -> None:
+        for unread in self._keystore.spool.list_unread(room_key_id=room_key_id, sender=sender):
+            self._applier.retry_unread(unread, applied, devices_are_fresh=sender is not None)

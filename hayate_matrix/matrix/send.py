@@ -1,0 +1,320 @@
+"""Deliveries to events: made once, kept, and put until the homeserver has them.
+
+Promise: one delivery is one message in the room, never none and never two; nothing leaves in clear for an encrypted room.
+How: rendered, cut and encrypted parts are rows with fixed transaction ids before the first try; a try after a crash puts the same bytes
+under the same id. Where the server may have forgotten the id (12 h) or the device is a new one, the bot's own events in the room are
+searched for the delivery id first.
+Not here: order and settling (the harness asks for one delivery of a conversation at a time).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from hayate_matrix.core.deliveries import Delivery, Sent
+from hayate_matrix.core.ids import EventId, RoomId
+from hayate_matrix.errors import DeliveryHeld, DeliveryRefused, DeliveryUncertain, HayateError, MatrixError
+from hayate_matrix.log import get_logger
+from hayate_matrix.matrix.facts import DELIVERY_KEY
+from hayate_matrix.matrix.keystore.owed import Send
+from hayate_matrix.matrix.machine import Unreadable
+from hayate_matrix.matrix.render import Rendered, render, split_reply
+
+if TYPE_CHECKING:
+    from hayate_matrix.matrix.http import Http
+    from hayate_matrix.matrix.keys.sharing import RoomKeySharing
+    from hayate_matrix.matrix.keystore import KeyStore
+    from hayate_matrix.matrix.keystore.roomrows import Room
+    from hayate_matrix.matrix.machine import Machine
+    from hayate_matrix.matrix.rooms import Rooms
+
+_log = get_logger(__name__)
+
+TRUSTED_TXN_MS = 12 * 3600 * 1000
+"""A homeserver may forget transaction ids (Synapse after 24 h); the specification of this project stops trusting them at half of that."""
+_ENCRYPTED_BYTES = 40_000
+_PLAIN_BYTES = 55_000
+"""Bounds on content before encryption (OUT-4): Megolm and base64 make 40,000 bytes about 53,600 of the protocol's 65,536."""
+_FORGOTTEN_MS = 7 * 24 * 3600 * 1000
+_SEARCH_PAGES = 50
+_SEARCH_PAGE = 100
+_TYPING_MS = 30_000
+
+
+class Sender:
+    """Brings deliveries to rooms; implements the harness's `Gateway`."""
+
+    def __init__(self, keystore: KeyStore, http: Http, machine: Machine, rooms: Rooms, sharing: RoomKeySharing, *, is_encryption_on: bool) -> None:
+        self._keystore = keystore
+        self._http = http
+        self._machine = machine
+        self._rooms = rooms
+        self._sharing = sharing
+        self._is_encryption_on = is_encryption_on
+        self._locks: defaultdict[RoomId, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._confirmed_plain: set[RoomId] = set()
+        self._settled: list[str] = []
+        self._settled_before: list[str] = []
+
+    # -- Gateway -------------------------------------------------------------------------------------------------------------
+
+    async def deliver(self, delivery: Delivery) -> Sent:
+        """Bring the delivery to its room, once; see `Gateway.deliver`."""
+        async with self._locks[delivery.room_id]:
+            await self._check_room(delivery.room_id)
+            sends = await self._keystore.read(lambda: self._keystore.owed.list_sends(delivery.id))
+            found: dict[int, EventId] = {}
+            if self._must_search(delivery, sends):
+                found = await self._search(delivery)
+            if not sends:
+                if found:
+                    return Sent(event_ids=tuple(found[part] for part in sorted(found)))
+                sends = await self._prepare(delivery)
+            event_ids: list[EventId] = []
+            for send in sends:
+                event_id = found.get(send.part)
+                if event_id is None:
+                    event_id = await self._put(await self._protect(delivery, send))
+                event_ids.append(event_id)
+            self._settled.append(delivery.id)
+            return Sent(event_ids=tuple(event_ids))
+
+    async def show_typing(self, room_id: RoomId, *, is_typing: bool) -> None:
+        """Tell the room that an answer is being made, or no longer."""
+        path = f"/_matrix/client/v3/rooms/{quote(room_id, safe='')}/typing/{quote(self._machine.user_id, safe='')}"
+        body = {"typing": True, "timeout": _TYPING_MS} if is_typing else {"typing": False}
+        await self._try_politely(room_id, "typing", "PUT", path, body)
+
+    async def mark_read(self, room_id: RoomId, event_id: EventId) -> None:
+        """Send a read receipt."""
+        path = f"/_matrix/client/v3/rooms/{quote(room_id, safe='')}/receipt/m.read/{quote(event_id, safe='')}"
+        await self._try_politely(room_id, "receipt", "POST", path, {})
+
+    async def _try_politely(self, room_id: RoomId, label: str, method: str, path: str, body: dict[str, Any]) -> None:
+        try:
+            await self._check_room(room_id)
+            await self._http.request(label, method, path, body=body, timeout_s=10.0, retry=False, is_answer=False)
+        except HayateError as error:
+            _log.debug("left out", request=label, error=str(error))
+
+    def drop_settled(self) -> None:
+        """Forget the events of deliveries that the harness has settled since (edge's thread, in a transaction).
+
+        A delivery handed back since the last call may not be settled yet: it stays until the next call. What a crash left goes after a week,
+        when a new try would search the room first in any case.
+        """
+        for delivery_id in self._settled_before:
+            self._keystore.owed.drop_sent(delivery_id)
+        self._keystore.owed.drop_older(self._keystore.now_ms() - _FORGOTTEN_MS)
+        self._settled_before, self._settled = self._settled, []
+
+    # -- before the first try ------------------------------------------------------------------------------------------------
+
+    async def _check_room(self, room_id: RoomId) -> None:
+        def look() -> str:
+            room = self._rooms.find(room_id)
+            decision = self._rooms.decide(room)
+            if not decision:
+                return decision.text
+            if room.membership != "join":
+                return "the bot is not in the room"
+            if room.is_encrypted and not self._is_encryption_on:
+                return 'the room is encrypted and matrix.encryption is "off"'
+            return ""
+
+        problem = await self._keystore.read(look)
+        if problem:
+            raise DeliveryHeld(f"Nothing is sent to {room_id}: {problem}.")
+
+    async def _prepare(self, delivery: Delivery) -> list[Send]:
+        room = await self._keystore.read(lambda: self._rooms.find(delivery.room_id))
+        await self._learn_encryption(room)
+        is_reaction = delivery.kind == "reaction"
+        event_type = "m.reaction" if is_reaction else "m.room.message"
+        contents = [_make_reaction(delivery)] if is_reaction else make_contents(delivery, is_encrypted=bool(room.is_encrypted))
+        # Reactions travel in clear in encrypted rooms too: the specification has no encrypted form that clients read.
+        if room.is_encrypted and not is_reaction:
+            payloads = [{"type": event_type, "content": content} for content in contents]
+            await self._sharing.encrypt(
+                delivery.room_id, payloads, lambda ciphertexts: self._keep(delivery, "m.room.encrypted", ciphertexts, is_encrypted=True)
+            )
+        else:
+            await self._keystore.transaction("send.keep_plain", lambda: self._keep_plain(delivery, event_type, contents))
+        return await self._keystore.read(lambda: self._keystore.owed.list_sends(delivery.id))
+
+    def _keep(self, delivery: Delivery, event_type: str, contents: list[dict[str, Any]], *, is_encrypted: bool, tail: str = "") -> None:
+        for part, content in enumerate(contents):
+            self._keystore.owed.add_send(
+                Send(
+                    delivery_id=delivery.id,
+                    part=part,
+                    txn_id=f"{delivery.id}-{part}{tail}",
+                    room_id=delivery.room_id,
+                    event_type=event_type,
+                    content=content,
+                    is_encrypted=is_encrypted,
+                    device_id=self._machine.device_id,
+                    made_at_ms=self._keystore.now_ms(),
+                )
+            )
+
+    def _keep_plain(self, delivery: Delivery, event_type: str, contents: list[dict[str, Any]]) -> None:
+        """Keep clear events; the room's flag is read in the same transaction, so that none is kept for a room that just became encrypted."""
+        if self._rooms.find(delivery.room_id).is_encrypted and event_type != "m.reaction":
+            raise DeliveryHeld(f"{delivery.room_id} became encrypted while an answer was made; it is made again.")
+        self._keep(delivery, event_type, contents, is_encrypted=False)
+
+    async def _learn_encryption(self, room: Room) -> None:
+        """Make sure that it is known whether the room is encrypted; asked once a process for rooms that are not (E2E-5)."""
+        if room.is_encrypted or room.room_id in self._confirmed_plain:
+            return
+        path = f"/_matrix/client/v3/rooms/{quote(room.room_id, safe='')}/state/m.room.encryption/"
+        try:
+            content = await self._http.request("encryption_state", "GET", path)
+        except MatrixError as error:
+            if error.errcode == "M_NOT_FOUND":
+                self._confirmed_plain.add(room.room_id)
+                await self._keystore.transaction("room.plain", lambda: self._note_encryption(room.room_id, None))
+                return
+            raise DeliveryHeld(f"It is not known whether {room.room_id} is encrypted ({error.errcode}), so nothing is sent there.") from error
+        if not isinstance(content.get("algorithm"), str):
+            raise DeliveryHeld(f"It is not known whether {room.room_id} is encrypted, so nothing is sent there.")
+        await self._keystore.transaction("room.encrypted", lambda: self._note_encryption(room.room_id, content))
+        await self._check_room(room.room_id)
+
+    def _note_encryption(self, room_id: RoomId, content: dict[str, Any] | None) -> None:
+        room = self._rooms.find(room_id)
+        if content is not None:
+            self._rooms.apply_state(room, {"type": "m.room.encryption", "state_key": "", "content": content})
+        elif room.is_encrypted is None:
+            room.is_encrypted = False
+        self._rooms.save(room)
+
+    async def _protect(self, delivery: Delivery, send: Send) -> Send:
+        """Return the send as it may leave: a clear one that was kept before the room became encrypted is made again, encrypted."""
+        if send.is_encrypted or send.event_type == "m.reaction":
+            return send
+        is_encrypted = await self._keystore.read(lambda: self._rooms.find(send.room_id).is_encrypted)
+        if not is_encrypted:
+            return send
+        found = await self._search(delivery)
+        if send.part in found:
+            return send
+        payload = {"type": send.event_type, "content": send.content}
+        await self._sharing.encrypt(send.room_id, [payload], lambda ciphertexts: self._replace(send, ciphertexts[0]))
+        sends = await self._keystore.read(lambda: self._keystore.owed.list_sends(send.delivery_id))
+        return next(fresh for fresh in sends if fresh.part == send.part)
+
+    def _replace(self, send: Send, ciphertext: dict[str, Any]) -> None:
+        self._keystore.owed.add_send(
+            Send(
+                send.delivery_id,
+                send.part,
+                f"{send.txn_id}-e",
+                send.room_id,
+                "m.room.encrypted",
+                ciphertext,
+                is_encrypted=True,
+                device_id=self._machine.device_id,
+                made_at_ms=self._keystore.now_ms(),
+            )
+        )
+
+    # -- tries ---------------------------------------------------------------------------------------------------------------
+
+    async def _put(self, send: Send) -> EventId:
+        room, kind = quote(send.room_id, safe=""), quote(send.event_type, safe="")
+        path = f"/_matrix/client/v3/rooms/{room}/send/{kind}/{quote(send.txn_id, safe='')}"
+        try:
+            answer = await self._http.request("send", "PUT", path, body=send.content, timeout_s=60.0)
+        except MatrixError as error:
+            if error.errcode == "M_DUPLICATE_ANNOTATION":
+                return EventId("")
+            if error.errcode in ("M_FORBIDDEN", "M_UNKNOWN_TOKEN", "M_MISSING_TOKEN", "M_GUEST_ACCESS_FORBIDDEN"):
+                raise DeliveryHeld(f"The homeserver refuses messages to {send.room_id}: {error.errcode}.") from error
+            raise DeliveryRefused(f"The homeserver refused a message to {send.room_id} for ever: {error}") from error
+        event_id = answer.get("event_id")
+        return EventId(event_id if isinstance(event_id, str) else "")
+
+    def _must_search(self, delivery: Delivery, sends: list[Send]) -> bool:
+        oldest_ms = min([send.made_at_ms for send in sends], default=delivery.created_at_ms or self._keystore.now_ms())
+        is_old = self._keystore.now_ms() - oldest_ms > TRUSTED_TXN_MS
+        return is_old or any(send.device_id != self._machine.device_id for send in sends)
+
+    async def _search(self, delivery: Delivery) -> dict[int, EventId]:
+        """Return part → event id of what the room already has of the delivery.
+
+        Raises:
+            DeliveryUncertain: the room's history could not be searched through back to before the delivery.
+        """
+        found: dict[int, EventId] = {}
+        earliest_ms = delivery.created_at_ms - 3600 * 1000
+        path = f"/_matrix/client/v3/rooms/{quote(delivery.room_id, safe='')}/messages"
+        start: str | None = None
+        for _ in range(_SEARCH_PAGES):
+            query = {"dir": "b", "limit": str(_SEARCH_PAGE)}
+            if start is not None:
+                query["from"] = start
+            try:
+                page = await self._http.request("search", "GET", path, query=query)
+            except MatrixError as error:
+                raise DeliveryUncertain(f"{delivery.room_id} can't be searched for an earlier try: {error}") from error
+            events = [event for event in page.get("chunk", []) if isinstance(event, dict)]
+            own = [event for event in events if event.get("sender") == self._machine.user_id]
+            for event in own:
+                mark = await self._keystore.transaction("send.search", lambda event=event: self._read_mark(event, delivery.room_id))  # type: ignore[misc]
+                if mark.startswith(f"{delivery.id}/") and mark.rpartition("/")[2].isdigit():
+                    found[int(mark.rpartition("/")[2])] = EventId(event["event_id"])
+            start = page.get("end") if isinstance(page.get("end"), str) else None
+            ages = [event["origin_server_ts"] for event in events if isinstance(event.get("origin_server_ts"), int)]
+            if start is None or (ages and max(ages) < earliest_ms):
+                return found
+        raise DeliveryUncertain(f"{delivery.room_id} has too many messages since the delivery was made to search for an earlier try.")
+
+    def _read_mark(self, event: dict[str, Any], room_id: RoomId) -> str:
+        try:
+            content = event["content"]
+            if event["type"] == "m.room.encrypted":
+                content = self._machine.open_room_event(event, room_id)["content"]
+            mark = content.get(DELIVERY_KEY)
+        except (Unreadable, KeyError, TypeError, AttributeError):
+            return ""
+        return mark if isinstance(mark, str) else ""
+
+
+def make_contents(delivery: Delivery, *, is_encrypted: bool) -> list[dict[str, Any]]:
+    """Return the contents of a reply or notice, cut into as many parts as the size of an event asks for."""
+    parts: list[Rendered] = split_reply(delivery.text, max_bytes=_ENCRYPTED_BYTES if is_encrypted else _PLAIN_BYTES)
+    parts = parts or [render(delivery.text)]
+    return [_make_content(delivery, rendered, part) for part, rendered in enumerate(parts)]
+
+
+def _make_content(delivery: Delivery, rendered: Rendered, part: int) -> dict[str, Any]:
+    content: dict[str, Any] = {
+        "msgtype": "m.notice" if delivery.kind == "notice" else "m.text",
+        "body": rendered.body,
+        "m.mentions": {"user_ids": [delivery.mention]} if delivery.mention and part == 0 else {},
+        DELIVERY_KEY: f"{delivery.id}/{part}",
+    }
+    if rendered.formatted_body:
+        content["format"] = "org.matrix.custom.html"
+        content["formatted_body"] = rendered.formatted_body
+    reply = {"event_id": delivery.request} if delivery.request and part == 0 else None
+    if delivery.thread:
+        content["m.relates_to"] = {
+            "rel_type": "m.thread",
+            "event_id": delivery.thread,
+            "is_falling_back": reply is None,
+            "m.in_reply_to": reply or {"event_id": delivery.request or delivery.thread},
+        }
+    elif reply:
+        content["m.relates_to"] = {"m.in_reply_to": reply}
+    return content
+
+
+def _make_reaction(delivery: Delivery) -> dict[str, Any]:
+    relation = {"rel_type": "m.annotation", "event_id": delivery.request, "key": delivery.text}
+    return {"m.relates_to": relation, DELIVERY_KEY: f"{delivery.id}/0"}

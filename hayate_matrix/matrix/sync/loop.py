@@ -1,0 +1,203 @@
+"""Asks the homeserver what is new, for as long as the bot runs, and applies each answer before it asks again.
+
+Promise: the position on disk never passes anything that is not on disk; what fails to apply is made smaller until the rest is through.
+How: one request at a time; an answer is applied in one transaction; if that fails, memory is rebuilt from disk and the answer is applied
+again part by part, a part that fails alone is set aside.
+Not here: what follows from an answer (`client` wakes the workers).
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from hayate_matrix.errors import MatrixError
+from hayate_matrix.log import get_logger
+from hayate_matrix.matrix.http import FIRST_PAUSE_S, LAST_PAUSE_S
+from hayate_matrix.matrix.sync.apply import Applied, Applier, Mode, Moment
+from hayate_matrix.matrix.sync.guard import SyncAnswer, normalise
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+    from datetime import datetime
+
+    from hayate_matrix.core.clock import Clock
+    from hayate_matrix.matrix.http import Http
+    from hayate_matrix.matrix.keystore import KeyStore
+
+_log = get_logger(__name__)
+
+LONG_POLL_S = 30
+TIMELINE_EVENTS = 50
+"""Events of a room that one answer shows; more is a gap and is filled page by page."""
+_FIRST_TIMELINE_EVENTS = 1
+"""At the first sync the past is history: one event a room tells where it ends."""
+_REFUSED_POSITION = frozenset({"M_UNKNOWN_POS", "M_UNKNOWN", "M_INVALID_PARAM", "M_BAD_JSON"})
+
+
+def make_filter(timeline_events: int) -> str:
+    """Return the filter of a sync: whole state of new rooms, no presence, no typing, no receipts."""
+    nothing: dict[str, Any] = {"types": [], "limit": 0}
+    return json.dumps(
+        {
+            "presence": nothing,
+            "account_data": {"types": ["m.direct"]},
+            "room": {
+                "timeline": {"limit": timeline_events, "lazy_load_members": False},
+                "state": {"lazy_load_members": False},
+                "ephemeral": nothing,
+                "account_data": nothing,
+                "include_leave": False,
+            },
+        },
+        separators=(",", ":"),
+    )
+
+
+class SyncLoop:
+    """The receive loop."""
+
+    def __init__(
+        self,
+        keystore: KeyStore,
+        http: Http,
+        applier: Applier,
+        clock: Clock,
+        *,
+        backlog_age_ms: int,
+        on_applied: Callable[[Applied], Awaitable[None]],
+        may_take: Callable[[], bool],
+    ) -> None:
+        self._keystore = keystore
+        self._http = http
+        self._applier = applier
+        self._clock = clock
+        self._backlog_age_ms = backlog_age_ms
+        self._on_applied = on_applied
+        self._may_take = may_take
+        self._is_rebasing = False
+        self._outage_ms = 0
+        self.last_progress_at: float | None = None
+        """Monotonic seconds of the last answer that was applied, or of the start of the loop; the watchdog's measure."""
+        self.last_applied_at: datetime | None = None
+        """When the last answer was applied; for the operator."""
+        self._is_settled = False
+
+    async def run(self) -> None:
+        """Sync until cancelled."""
+        pause_s = FIRST_PAUSE_S
+        self.last_progress_at = self._clock.monotonic()
+        while True:
+            if not self._may_take():
+                _log.error("the disk is nearly full: nothing is taken from the homeserver that can't be kept")
+                await self._clock.sleep(LONG_POLL_S)
+                continue
+            try:
+                position = await self._keystore.read(lambda: self._keystore.read_meta("position"))
+                raw = await self._ask(position)
+                await self._take(raw, position)
+            except MatrixError as error:
+                if error.errcode in _REFUSED_POSITION and position is not None and not self._is_rebasing:
+                    _log.error("the homeserver does not know the sync position any more; known rooms go on where they were", error=str(error))
+                    self._is_rebasing = True
+                    continue
+                _log.error("the homeserver refused the sync", error=str(error), next_try_s=pause_s)
+                await self._clock.sleep(pause_s)
+                pause_s = min(pause_s * 2, LAST_PAUSE_S)
+            except ValueError as error:
+                _log.error("a sync answer has no usable shape", error=str(error), next_try_s=pause_s)
+                await self._clock.sleep(pause_s)
+                pause_s = min(pause_s * 2, LAST_PAUSE_S)
+            else:
+                pause_s = FIRST_PAUSE_S
+
+    def find_moment(self) -> Moment:
+        """Return the present by the homeserver's clock, with the length of the outage that is being caught up with."""
+        return Moment(server_now_ms=self._http.server_now_ms(), outage_ms=self._outage_ms, backlog_age_ms=self._backlog_age_ms)
+
+    def rebase(self) -> None:
+        """Let the next sync begin without a position: the homeserver was rolled back (IN-10)."""
+        self._is_rebasing = True
+
+    async def _ask(self, position: str | None) -> dict[str, Any]:
+        is_first = position is None or self._is_rebasing
+        events = _FIRST_TIMELINE_EVENTS if position is None else TIMELINE_EVENTS
+        # The first answer of a process comes at once: an empty one settles what an outage was.
+        timeout_ms = 0 if is_first or not self._is_settled else LONG_POLL_S * 1000
+        query = {"filter": make_filter(events), "timeout": str(timeout_ms), "set_presence": "offline"}
+        if not is_first and position is not None:
+            query["since"] = position
+        # An account of a thousand rooms takes a server minutes to answer the first time.
+        timeout_s = 600.0 if is_first else LONG_POLL_S * 2.0
+        return await self._http.request(
+            "sync", "GET", "/_matrix/client/v3/sync", query=query, timeout_s=timeout_s, failing_query={"timeout": "0"}
+        )
+
+    async def _take(self, raw: dict[str, Any], position: str | None) -> None:
+        answer = normalise(raw)
+        mode: Mode = "first" if position is None else "rebase" if self._is_rebasing else "usual"
+        if not self._is_settled:
+            self._outage_ms = await self._measure_outage()
+        moment = self.find_moment()
+        try:
+            applied = await self._keystore.transaction("sync.apply", lambda: self._applier.apply(answer, mode, moment))
+        except Exception as error:  # noqa: BLE001 - whatever it is, the answer must get through or be set aside
+            _log.error("a sync answer could not be applied at once; it is applied part by part", error=f"{type(error).__name__}: {error}")
+            applied = await self._apply_in_parts(answer, mode, moment)
+        self._is_rebasing = False
+        self._is_settled = True
+        self.last_progress_at = self._clock.monotonic()
+        self.last_applied_at = self._clock.now()
+        if not answer.joined:
+            self._outage_ms = 0
+        await self._on_applied(applied)
+
+    async def _measure_outage(self) -> int:
+        last = await self._keystore.read(lambda: self._keystore.read_meta("synced_at_server_ms"))
+        return max(0, self._http.server_now_ms() - int(last)) if last is not None else 0
+
+    async def _apply_in_parts(self, answer: SyncAnswer, mode: Mode, moment: Moment) -> Applied:
+        """Apply the answer in small transactions; what fails alone is set aside, the position comes last."""
+        applied = Applied()
+        bare = SyncAnswer(answer.next_batch)
+        head = {
+            "dropped": answer.dropped,
+            "changed": answer.changed,
+            "left": answer.left,
+            "key_counts": answer.key_counts,
+            "fallback_types": answer.fallback_types,
+            "account_data": answer.account_data,
+        }
+        parts: list[tuple[str, object, Callable[[], None]]] = [
+            ("to_device", event, lambda event=event: self._applier.apply_head(_with(bare, to_device=[event]), applied))  # type: ignore[misc]
+            for event in answer.to_device
+        ]
+        parts.append(("head", head, lambda: self._applier.apply_head(_with(bare, **head), applied)))
+        for part in answer.joined:
+            parts.append(  # noqa: PERF401 - three kinds of parts read better as three loops
+                (part.room_id, part.room_id, lambda part=part: self._applier.apply_joined(part, mode, moment, answer.next_batch, applied))  # type: ignore[misc]
+            )
+        for part in answer.left_rooms:
+            parts.append((part.room_id, part.room_id, lambda part=part: self._applier.apply_left(part, mode, applied)))  # type: ignore[misc] # noqa: PERF401 - as above
+        for room_id, state in answer.invited:
+            parts.append((room_id, room_id, lambda room_id=room_id, state=state: self._applier.apply_invite(room_id, state, applied)))  # type: ignore[misc] # noqa: PERF401 - as above
+        for where, raw, work in parts:
+            try:
+                await self._keystore.transaction("sync.apply_part", work)
+            except Exception as error:  # noqa: BLE001 - as above
+                reason = f"{type(error).__name__}: {error}"
+                await self._keystore.transaction(
+                    "sync.set_aside",
+                    lambda where=where, raw=raw, reason=reason: self._keystore.spool.set_aside(  # type: ignore[misc]
+                        "part", reason, raw, room_id=where if where.startswith("!") else ""
+                    ),
+                )
+        await self._keystore.transaction("sync.position", lambda: self._applier.finish(answer, moment))
+        return applied
+
+
+def _with(bare: SyncAnswer, **fields: Any) -> SyncAnswer:
+    answer = SyncAnswer(bare.next_batch)
+    for name, value in fields.items():
+        setattr(answer, name, value)
+    return answer
