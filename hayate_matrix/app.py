@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from hayate_matrix import log
+from hayate_matrix.core.allowlist import describe_rooms
 from hayate_matrix.core.status import FILE_NAME as STATUS_FILE
 from hayate_matrix.core.status import Status, Trouble, dump_status
 from hayate_matrix.errors import AccountError, StoreError
@@ -46,7 +47,7 @@ _STATUS_EVERY_S = 5.0
 """The status file is written this often; `doctor` takes one that is six times as old for a bot that hangs."""
 _TURNS_SHARE = 2
 _POSITION_SHARE = 4
-"""Below `store.low_water_bytes` media is refused; below a half of it new turns; below a quarter nothing is taken from the server (STO-11)."""
+"""Below `store.low_water_bytes` media is refused, below a half of it new turns; below a quarter nothing is taken from the server."""
 
 
 class SystemClock:
@@ -77,7 +78,9 @@ def own_home(home: Path) -> Ownership:
         home.chmod(0o700)
         (home / "secrets").mkdir(mode=0o700, exist_ok=True)
     except OSError as error:
-        raise StoreError(f"The home {home} can't be used: {error.strerror}.", remedy="Let the bot's user own it, or name another with --home.") from error
+        raise StoreError(
+            f"The home {home} can't be used: {error.strerror}.", remedy="Let the bot's user own it, or name another with --home."
+        ) from error
     return own(home / HOME_LOCK, what=f"the home {home}")
 
 
@@ -113,7 +116,10 @@ class App:
         matrix = self._settings.matrix
         credentials = load_credentials(self._home / "secrets")
         if credentials is None:
-            raise AccountError(f"Nobody has logged in to the home {self._home}.", remedy="Run: hayate-matrix login --homeserver URL --user @bot:example.org")
+            raise AccountError(
+                f"Nobody has logged in to the home {self._home}.",
+                remedy="Run: hayate-matrix login --homeserver URL --user @bot:example.org",
+            )
         sealer = Sealer(load_key(self._home / "secrets", self._settings.store.key_file), is_on=self._settings.store.seal)
         database = open_database(self._settings.store.url or self._home / "hayate.db", key_id=sealer.key_id)
         http = Http(credentials.homeserver, self._clock)
@@ -216,6 +222,7 @@ class App:
             trouble=trouble,
             is_limited=http.is_limited,
             is_cross_signed=edge.is_cross_signed,
+            allowlist=describe_rooms(self._settings.matrix.rooms),
             rooms_served=counts.pop("rooms.served", 0),
             rooms_denied=counts.pop("rooms.denied", 0),
             counts=counts,

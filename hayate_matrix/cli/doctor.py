@@ -18,8 +18,10 @@ from typing import TYPE_CHECKING, Literal
 
 import typer
 
+from hayate_matrix import log
 from hayate_matrix.cli.options import Config, Home, Rooms, Set, read_settings
 from hayate_matrix.core import status as status_file
+from hayate_matrix.core.allowlist import describe_rooms
 from hayate_matrix.errors import HayateError, StopError
 
 if TYPE_CHECKING:
@@ -53,6 +55,8 @@ def doctor(home: Home = None, config: Config = None, rooms: Rooms = None, sets: 
         hayate-matrix doctor
     """
     loaded = read_settings(home, config, sets, rooms)
+    if loaded.settings.log.level != "debug":
+        log.configure("error")  # what goes wrong is told as a finding
     faults = 0
     for finding in check_all(loaded):
         faults += finding.level == "fault"
@@ -152,12 +156,17 @@ def check_store(loaded: Loaded) -> Iterator[Finding]:
         yield Finding("ok", "outbox", text)
 
 
+def read_status(home: Path) -> status_file.Status | None:
+    """Return what the bot last wrote; None where there is nothing, or nothing that can be read."""
+    try:
+        return status_file.load_status((home / status_file.FILE_NAME).read_text("utf-8"))
+    except (OSError, UnicodeDecodeError):
+        return None
+
+
 def check_bot(home: Path, now: dt.datetime) -> Iterator[Finding]:
     """Read what the bot last said about itself."""
-    try:
-        status = status_file.load_status((home / status_file.FILE_NAME).read_text())
-    except (OSError, UnicodeDecodeError):
-        status = None
+    status = read_status(home)
     if status is None:
         yield Finding("note", "bot", "has not been run in this home yet", "Start it: hayate-matrix run")
         return
@@ -175,7 +184,7 @@ def check_bot(home: Path, now: dt.datetime) -> Iterator[Finding]:
         yield Finding(
             "fault", "bot", f"gets no answer from the homeserver ({status.failures} times in a row), {synced}: {trouble}", _advise(status)
         )
-    elif status.last_sync_at is None or (now - status.last_sync_at).total_seconds() > _SYNC_OVERDUE_S:
+    elif (now - (status.last_sync_at or status.started_at)).total_seconds() > _SYNC_OVERDUE_S:
         yield Finding("fault", "bot", f"runs as process {status.pid}, {synced}", "See its log; it restarts its sync by itself.")
     else:
         limited = ", limited by the homeserver just now" if status.is_limited else ""
@@ -207,17 +216,17 @@ def _check_counts(status: status_file.Status) -> Iterator[Finding]:
 def check_allowlist(loaded: Loaded) -> Iterator[Finding]:
     """Say which allowlist is in force (ROOM-1)."""
     matrix = loaded.settings.matrix
-    place = loaded.places.get("matrix.rooms", "default")
-    if matrix.rooms is None:
-        text = f"matrix.rooms is unset ({place}): every room is served that somebody who may invite brings the bot into"
-    elif not matrix.rooms:
-        text = f"matrix.rooms is an empty list ({place}): all rooms are denied"
+    text = f"matrix.rooms is {describe_rooms(matrix.rooms)}"
+    if matrix.rooms:
+        text += ": " + ", ".join(matrix.rooms[:_SHOWN_ITEMS])
+        text += f" and {len(matrix.rooms) - _SHOWN_ITEMS} more" if len(matrix.rooms) > _SHOWN_ITEMS else ""
+    text += f" ({loaded.places.get('matrix.rooms', 'default')})"
+    status = read_status(loaded.home)
+    if status is not None and not status.is_stopped and status.allowlist not in {"", describe_rooms(matrix.rooms)}:
+        remedy = f"The running bot was started with {status.allowlist}. Start it again to let the settings take effect."
+        yield Finding("fault", "allowlist", text, remedy)
     else:
-        shown = ", ".join(matrix.rooms[:_SHOWN_ITEMS]) + (
-            f" and {len(matrix.rooms) - _SHOWN_ITEMS} more" if len(matrix.rooms) > _SHOWN_ITEMS else ""
-        )
-        text = f"matrix.rooms is a list of {len(matrix.rooms)} ({place}): {shown}"
-    yield Finding("ok" if matrix.rooms is None or matrix.rooms else "note", "allowlist", text)
+        yield Finding("ok" if matrix.rooms is None or matrix.rooms else "note", "allowlist", text)
     people = "anyone in a served room" if matrix.people is None else ", ".join(matrix.people) or "nobody"
     if matrix.inviters is not None:
         inviters = ", ".join(matrix.inviters) or "nobody"

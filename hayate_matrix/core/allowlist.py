@@ -195,6 +195,13 @@ def is_named(user_id: str, names: Collection[str]) -> bool:
     return user_id in names or f"*:{find_server(user_id)}" in names
 
 
+def describe_rooms(rooms: Collection[object] | None) -> str:
+    """Return in words which allowlist this is: unset, empty and filled are three different things (ROOM-1)."""
+    if rooms is None:
+        return "unset: every room is served that somebody who may invite brings the bot into"
+    return f"a list of {len(rooms)}" if rooms else "an empty list: all rooms are denied"
+
+
 def decide_room(policy: Policy, room: RoomView, pins: Mapping[str, RoomId]) -> Decision:
     """Decide whether the room is served.
 

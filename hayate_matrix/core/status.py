@@ -49,6 +49,8 @@ class Status:
     """Whether the homeserver is limiting the account just now."""
     is_cross_signed: bool | None = None
     """Whether the bot's device carries its own identity's signature on the server; None where it was not looked up."""
+    allowlist: str = ""
+    """Which one the bot runs with, as `allowlist.describe_rooms` words it: other than the settings say, once they were changed."""
     rooms_served: int = 0
     rooms_denied: int = 0
     counts: dict[str, int] = field(default_factory=dict)
