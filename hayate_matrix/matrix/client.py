@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Literal
 from urllib.parse import quote
 
@@ -281,7 +282,7 @@ class Edge:
             self._has_facts.clear()
             while ready := await self._keystore.read(lambda: self._keystore.spool.list_ready(_HANDED_AT_ONCE)):
                 await sink.accept([row.fact for row in ready])
-                await self._keystore.transaction("edge.handed", lambda ready=ready: self._keystore.spool.mark_handed(ready))  # type: ignore[misc]
+                await self._keystore.transaction("edge.handed", partial(self._keystore.spool.mark_handed, ready))
 
     async def _tend_keys(self) -> None:
         if not self._options.is_encryption_on:
@@ -293,14 +294,18 @@ class Edge:
             senders, self._senders = self._senders, set()
             if keys:
                 await self._follow_late(await self._late.retry_keys(keys))
-            count, fallback = self._key_count, self._has_unused_fallback
-            if await self._keystore.read(lambda: self._uploads.needs(count, has_unused_fallback=fallback)):
-                self._key_count = self._has_unused_fallback = None
-                await self._uploads.refill(count, has_unused_fallback=fallback)
+            await self._refill_keys()
             answered = await self._devices.refresh(only_due=True)
             unread = await self._keystore.read(self._keystore.spool.list_unread_senders)
             if waiting := (answered | senders) & unread:
                 await self._follow_late(await self._late.retry_senders(waiting))
+
+    async def _refill_keys(self) -> None:
+        count, fallback = self._key_count, self._has_unused_fallback
+        if await self._keystore.read(lambda: self._uploads.needs(count, has_unused_fallback=fallback)):
+            # What the server said is used up: the next sync says what there is then.
+            self._key_count = self._has_unused_fallback = None
+            await self._uploads.refill(count, has_unused_fallback=fallback)
 
     async def _follow_late(self, applied: Applied) -> None:
         if applied.facts:
@@ -355,8 +360,13 @@ class Edge:
 
     def _count(self) -> dict[str, int]:
         spool = self._keystore.spool
-        counts = {f"unread.{reason}": number for reason, number in spool.count_unread().items()}
-        counts["intake"] = spool.count_waiting()
-        return {**spool.read_counters(), **counts, **self.rooms.count()}
-
-
+        unread = spool.count_unread()
+        return {
+            **spool.read_counters(),
+            **{f"unread.{reason}": number for reason, number in unread.items()},
+            **self.rooms.count(),
+            "undecryptable": sum(unread.values()),
+            "quarantined": spool.count_set_aside(),
+            "withheld_devices": self._keystore.trust.count_refused(),
+            "intake": spool.count_waiting(),
+        }

@@ -74,13 +74,10 @@ def read_fact(
     if event_type == "m.room.redaction":
         target = content.get("redacts", event.get("redacts"))
         return Redaction(**common, target=EventId(target)) if isinstance(target, str) else None
-    if sender == own_user_id:
-        return None
-    if event_type == "m.reaction":
+    if sender != own_user_id and event_type == "m.reaction":
         return _read_reaction(content, common)
-    if event_type == "m.room.message" and content:
-        return _read_message(content, common, is_direct=is_direct)
-    return None
+    is_speech = sender != own_user_id and event_type == "m.room.message" and content
+    return _read_message(content, common, is_direct=is_direct) if is_speech else None
 
 
 def _read_member(event: Mapping[str, Any], content: dict[str, Any], common: _Common, own_user_id: UserId) -> Membership | None:

@@ -71,7 +71,7 @@ class Http:
         self._clock = clock
         self._jitter = jitter
         self.on_unknown_token: Callable[[str, MatrixError], Awaitable[bool]] | None = None
-        """Asked with the refused token when the homeserver no longer knows it; True means that a new one is set and the request goes again."""
+        """Asked with a token that the homeserver no longer knows; True: there is a new one, and the request goes again."""
         self._session: aiohttp.ClientSession | None = None
         self._next_start_at = 0.0
         self._limited_until = 0.0

@@ -64,8 +64,8 @@ class Machine(Olm):
     """The device's keys. Every call is made in the edge's thread; calls that save, inside a transaction."""
 
     account: OlmAccount
-    session_store: OlmSessions  # type: ignore[assignment]  # nio's containers, read on demand
-    inbound_group_store: RoomKeys  # type: ignore[assignment]  # as above
+    session_store: OlmSessions  # nio has containers of its own; these read when asked
+    inbound_group_store: RoomKeys  # as above
 
     def __init__(self, keystore: KeyStore, *, devices: DevicePolicy) -> None:
         self._keystore = keystore
@@ -235,17 +235,8 @@ class Machine(Olm):
         except _CRYPTO_ERRORS as error:
             raise Unreadable("malformed", f"{type(error).__name__} in a Megolm event", session_id) from error
         self._check_sender(str(raw["sender"]), session, devices_are_fresh=devices_are_fresh)
-        try:
-            payload = _parse_json(plaintext)
-            if payload.get("room_id") != room_id:
-                raise Unreadable("malformed", "the payload names another room", session_id)
-            event_type, inner = payload["type"], payload["content"]
-            if not isinstance(event_type, str) or not isinstance(inner, dict):
-                raise Unreadable("malformed", "the payload has no type or content", session_id)
-        except _CRYPTO_ERRORS as error:
-            raise Unreadable("malformed", f"{type(error).__name__} in a decrypted payload", session_id) from error
-        if "state_key" in payload:
-            raise Unreadable("refused-type", f"a state event ({event_type}) can't be encrypted", session_id)
+        payload = _read_payload(plaintext, room_id, session_id)
+        inner = payload["content"]
         if not self._keystore.trust.note_index(session_id, index, str(raw["event_id"])):
             raise Unreadable("replay", "this index of the room key belongs to another event", session_id)
         relation = content.get("m.relates_to")
@@ -253,7 +244,7 @@ class Machine(Olm):
             inner["m.relates_to"] = relation
         # Only these: what a sender writes into event_id, sender, unsigned, origin_server_ts or state_key of the payload is dropped.
         return {
-            "type": event_type,
+            "type": payload["type"],
             "content": inner,
             "event_id": raw["event_id"],
             "sender": raw["sender"],
@@ -273,6 +264,25 @@ class Machine(Olm):
             raise Unreadable("foreign-device", "the room key names another signing key than its device", session.id)
         if not self.is_trusted(device):
             raise Unreadable("unsigned-device", "the device is not signed by its owner", session.id)
+
+
+def _read_payload(plaintext: str, room_id: RoomId, session_id: str) -> dict[str, Any]:
+    """Return the decrypted payload: an event with type and content that names this room and is no state.
+
+    Raises:
+        Unreadable: it is anything else.
+    """
+    try:
+        payload = _parse_json(plaintext)
+    except _CRYPTO_ERRORS as error:
+        raise Unreadable("malformed", f"{type(error).__name__} in a decrypted payload", session_id) from error
+    if payload.get("room_id") != room_id:
+        raise Unreadable("malformed", "the payload names another room", session_id)
+    if not isinstance(payload.get("type"), str) or not isinstance(payload.get("content"), dict):
+        raise Unreadable("malformed", "the payload has no type or content", session_id)
+    if "state_key" in payload:
+        raise Unreadable("refused-type", f"a state event ({payload['type']}) can't be encrypted", session_id)
+    return payload
 
 
 def _parse_json(text: str) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
@@ -35,7 +36,7 @@ class Memberships:
             await self._decide_invite(room_id)
         if self._leave_denied:
             for room_id in await self._keystore.read(lambda: self._keystore.rooms.list_ids("join")):
-                if not await self._keystore.read(lambda room_id=room_id: self._rooms.decide(self._rooms.find(room_id))):  # type: ignore[misc]
+                if not await self._keystore.read(partial(self._is_served, room_id)):
                     _log.info("leaving a denied room", room=room_id)
                     await self._leave(room_id)
 
@@ -48,11 +49,13 @@ class Memberships:
             try:
                 answer = await self._http.request("alias", "GET", path, timeout_s=20.0, retry=False)
             except (MatrixError, WaitError) as error:
-                _log.warning("an alias of matrix.rooms can't be resolved; its room is denied until it is, unless it is pinned", alias=entry.value, error=str(error))
+                _log.warning(
+                    "an alias of matrix.rooms can't be resolved; unless it is pinned, it denies", alias=entry.value, error=str(error)
+                )
                 continue
             room_id = answer.get("room_id")
             if isinstance(room_id, str) and room_id.startswith("!"):
-                await self._keystore.transaction("room.alias", lambda entry=entry, room_id=room_id: self._rooms.note_alias(entry.value, RoomId(room_id)))  # type: ignore[misc]
+                await self._keystore.transaction("room.alias", partial(self._rooms.note_alias, entry.value, RoomId(room_id)))
 
     async def _decide_invite(self, room_id: RoomId) -> None:
         room = await self._keystore.read(lambda: self._rooms.find(room_id))
@@ -69,7 +72,9 @@ class Memberships:
 
     async def _join(self, room_id: RoomId) -> None:
         try:
-            await self._http.request("join", "POST", f"/_matrix/client/v3/rooms/{quote(room_id, safe='')}/join", timeout_s=120.0, retry=False)
+            await self._http.request(
+                "join", "POST", f"/_matrix/client/v3/rooms/{quote(room_id, safe='')}/join", timeout_s=120.0, retry=False
+            )
         except (MatrixError, WaitError) as error:
             _log.warning("a join failed and is tried again", room=room_id, error=str(error))
             await self._keystore.transaction("room.join_failed", lambda: self._note_failure(room_id))
@@ -86,6 +91,9 @@ class Memberships:
         except MatrixError as error:
             _log.warning("the homeserver refused a leave", room=room_id, error=str(error))
         await self._keystore.transaction("room.left", lambda: self._note_left(room_id))
+
+    def _is_served(self, room_id: RoomId) -> bool:
+        return bool(self._rooms.decide(self._rooms.find(room_id)))
 
     def _note_failure(self, room_id: RoomId) -> None:
         room = self._rooms.find(room_id)

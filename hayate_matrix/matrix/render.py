@@ -39,13 +39,51 @@ _WIDEST_COLUMN = 40
 """Columns of a plain table are padded up to this width; wider cells run over, so that one long cell doesn't blow up all rows."""
 _DEEPEST_BRACKETS = 40
 """Square brackets open at once before a run of text is shown as it was written: the parser's work grows with their square."""
+_DEEPEST_BLOCK = 40
+"""Quotes and lists nested deeper are shown as they were written."""
+_MOST_NESTING = 60
+"""Where the parser stops; it would drop what is inside, so it must be more than `_DEEPEST_BLOCK`."""
 _SHORTEST_CUT = 64
 """A run of text this short that is still too large as HTML (a link with a huge address) is shown as it was written."""
 
 _TAGS = frozenset(
-    "del h1 h2 h3 h4 h5 h6 blockquote p a ul ol sup sub li b i u strong em s code hr br div table thead tbody tr th td pre span".split()
+    [
+        "del",
+        "h1",
+        "h2",
+        "h3",
+        "h4",
+        "h5",
+        "h6",
+        "blockquote",
+        "p",
+        "a",
+        "ul",
+        "ol",
+        "sup",
+        "sub",
+        "li",
+        "b",
+        "i",
+        "u",
+        "strong",
+        "em",
+        "s",
+        "code",
+        "hr",
+        "br",
+        "div",
+        "table",
+        "thead",
+        "tbody",
+        "tr",
+        "th",
+        "td",
+        "pre",
+        "span",
+    ]
 )
-_ATTRIBUTES = {"a": {"href"}, "ol": {"start"}, "code": {"class"}}
+_ATTRIBUTES: dict[str, set[str]] = {"*": set(), "a": {"href"}, "ol": {"start"}, "code": {"class"}}
 _SCHEMES = {"https", "http", "ftp", "mailto", "magnet"}
 _LANGUAGE = re.compile(r"language-[\w+#.-]{1,40}")
 _TICKS = re.compile(r"`{3,}")
@@ -90,7 +128,7 @@ def _size(text: str) -> int:
 
 
 def _make_parser() -> MarkdownIt:
-    parser = MarkdownIt("commonmark", {"html": False, "breaks": True}).enable(["table", "strikethrough"])
+    parser = MarkdownIt("commonmark", {"html": False, "breaks": True, "maxNesting": _MOST_NESTING}).enable(["table", "strikethrough"])
     parser.add_render_rule("image", _show_image)  # type: ignore[arg-type]  a rule without the renderer
     parser.add_render_rule("s_open", lambda *_: "<del>")  # type: ignore[arg-type]
     parser.add_render_rule("s_close", lambda *_: "</del>")  # type: ignore[arg-type]
@@ -203,6 +241,9 @@ def _strip_lines(lines: list[str]) -> str:
 
 def _cut_block(block: Sequence[Token], lines: list[str], env: dict[str, Any], budget: int | None) -> Iterator[_Piece]:
     body = _plain(block, lines)
+    if any(token.level > _DEEPEST_BLOCK for token in block):
+        yield from _cut_text(body, env, budget, is_markdown=False)
+        return
     if budget is None or _size(body) <= budget:
         piece = _Piece(body, _render(block, env))
         if budget is None or piece.cost <= budget:
@@ -250,8 +291,8 @@ def _cut_table(block: Sequence[Token], env: dict[str, Any], budget: int) -> Iter
 
     def close() -> Iterator[_Piece]:
         if group:
-            rows = "".join(_render(row, env) for row in group)
-            markup = f"<table>{top}<tbody>{rows}</tbody></table>"
+            shown = "".join(_render(row, env) for row in group)
+            markup = f"<table>{top}<tbody>{shown}</tbody></table>"
             piece = _Piece(_layout([names, *(_cells(row) for row in group)]), markup)
             if piece.cost <= budget:
                 yield piece
@@ -261,10 +302,12 @@ def _cut_table(block: Sequence[Token], env: dict[str, Any], budget: int) -> Iter
                         yield from _cut_text(f"{name}: {cell}", env, budget)
             group.clear()
 
-    room = budget - _size(top) - _size(_layout([names])) - 200  # the table's own tags
-    for row in (row for part in body for row in _find_blocks(part[1:-1])):
-        cells = _cells(row)
-        row_cost = _size(_render(row, env)) + sum(_size(cell) + max(_WIDEST_COLUMN, 3) + 3 for cell in cells)
+    rows = [row for part in body for row in _rows(part)]
+    widths = _widths([names, *(_cells(row) for row in rows)])
+    room = budget - _size(top) - sum(max(_size(name), width) + width + 8 for name, width in zip(names, widths, strict=True)) - 60
+    for row in rows:
+        row_cost = _size(_render(row, env)) + 2
+        row_cost += sum(max(_size(cell), width + _size(cell) - _width(cell)) + 3 for cell, width in zip(_cells(row), widths, strict=False))
         if cost + row_cost > room:
             yield from close()
             cost = 0
@@ -306,15 +349,16 @@ def _chop(line: str, room: int, cost_of: Any) -> Iterator[str]:
         yield line[start : start + step]
 
 
-def _cut_text(text: str, env: dict[str, Any], budget: int | None, *, is_shown: bool = True) -> Iterator[_Piece]:
+def _cut_text(text: str, env: dict[str, Any], budget: int | None, *, is_shown: bool = True, is_markdown: bool = True) -> Iterator[_Piece]:
     """Yield running text in pieces, cut at a line's end, else after a sentence, else between words, else anywhere."""
     waiting = [text]
     while waiting:
         now = waiting.pop()
         if budget is None or _size(now) <= budget:
-            piece = _Piece(now, f"<p>{_render_text(now, env)}</p>" if is_shown else "")
+            as_written = f"<p>{html.escape(now, quote=False)}</p>"
+            piece = _Piece(now, "" if not is_shown else f"<p>{_render_text(now, env)}</p>" if is_markdown else as_written)
             if budget is not None and piece.cost > budget and len(now) <= _SHORTEST_CUT:
-                piece = _Piece(now, f"<p>{html.escape(now, quote=False)}</p>")
+                piece = _Piece(now, as_written)
             if budget is None or piece.cost <= budget:
                 yield piece
                 continue
@@ -415,14 +459,17 @@ def _cells(row: Sequence[Token]) -> list[str]:
 
 def _layout(rows: list[list[str]]) -> str:
     """Return the rows in columns that line up in a monospaced font, a rule under the first."""
-    count = max(len(row) for row in rows)
-    widths = [min(max((_width(row[n]) for row in rows if n < len(row)), default=0), _WIDEST_COLUMN) for n in range(count)]
-    widths = [max(width, 3) for width in widths]
+    widths = _widths(rows)
 
     def show(row: list[str]) -> str:
         return " | ".join(cell + " " * (widths[n] - _width(cell)) for n, cell in enumerate(row)).rstrip()
 
     return "\n".join([show(rows[0]), "-+-".join("-" * width for width in widths), *(show(row) for row in rows[1:])])
+
+
+def _widths(rows: list[list[str]]) -> list[int]:
+    count = max(len(row) for row in rows)
+    return [max(3, min(max((_width(row[n]) for row in rows if n < len(row)), default=0), _WIDEST_COLUMN)) for n in range(count)]
 
 
 def _width(text: str) -> int:

@@ -95,22 +95,26 @@ class Rooms:
             self._apply_create(room, event, content)
         elif event_type == "m.room.encryption":
             self._apply_encryption(room, content)
+        elif event_type == "m.room.history_visibility":
+            self._apply_visibility(room, _read_text(content, "history_visibility"))
         elif event_type == "m.room.power_levels":
             room.power = content
-        elif event_type == "m.room.history_visibility":
-            visibility = content.get("history_visibility")
-            if room.history_visibility is not None and visibility != room.history_visibility:
-                self._keystore.owed.mark_stale(room.room_id)
-            room.history_visibility = visibility if isinstance(visibility, str) else None
-        elif event_type == "m.room.name":
-            name = content.get("name")
-            room.name = name if isinstance(name, str) and name else None
+        else:
+            self._apply_label(room, event_type, content)
+
+    @staticmethod
+    def _apply_label(room: Room, event_type: str, content: dict[str, Any]) -> None:
+        if event_type == "m.room.name":
+            room.name = _read_text(content, "name")
         elif event_type == "m.room.canonical_alias":
-            alias = content.get("alias")
-            room.canonical_alias = alias if isinstance(alias, str) else None
+            room.canonical_alias = _read_text(content, "alias")
         elif event_type == "m.room.tombstone":
-            replacement = content.get("replacement_room")
-            room.tombstone = replacement if isinstance(replacement, str) else ""
+            room.tombstone = _read_text(content, "replacement_room") or ""
+
+    def _apply_visibility(self, room: Room, visibility: str | None) -> None:
+        if room.history_visibility is not None and visibility != room.history_visibility:
+            self._keystore.owed.mark_stale(room.room_id)
+        room.history_visibility = visibility
 
     @staticmethod
     def _apply_create(room: Room, event: Mapping[str, Any], content: dict[str, Any]) -> None:
@@ -186,13 +190,16 @@ class Rooms:
         if room.is_direct:
             return True
         entries = self.policy.rooms or ()
-        if not any(entry.kind == "dm" for entry in entries) or any(entry.kind == "room" and entry.value == room.room_id for entry in entries):
+        if not any(entry.kind == "dm" for entry in entries) or any(
+            entry.kind == "room" and entry.value == room.room_id for entry in entries
+        ):
             return False
-        return bool(self.decide(room)) and any(entry.kind == "dm" and {UserId(entry.value)} == self._others(room) for entry in entries)
+        others = self._others(room)
+        return others is not None and any(entry.kind == "dm" and others == {UserId(entry.value)} for entry in entries)
 
     @staticmethod
     def find_readers(room: Room) -> tuple[str, ...]:
-        """Return whose membership lets them read what is sent now: the joined, and the invited unless the history is for the joined alone."""
+        """Return the memberships that may read what is sent now; the invited may, unless the history is for the joined alone."""
         return ("join",) if room.history_visibility == "joined" else ("join", "invite")
 
     def list_recipients(self, room: Room) -> list[UserId]:
@@ -234,6 +241,11 @@ class Rooms:
             self._keystore.rooms.write_alias(alias, pinned, room_id)
             _log.error("an alias of matrix.rooms points to another room than before and is denied", alias=alias, pinned=pinned, now=room_id)
         self._pins = None
+
+
+def _read_text(content: Mapping[str, Any], name: str) -> str | None:
+    value = content.get(name)
+    return value if isinstance(value, str) and value else None
 
 
 def read_event_id(event: Mapping[str, Any]) -> EventId:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
@@ -47,7 +48,9 @@ _TYPING_MS = 30_000
 class Sender:
     """Brings deliveries to rooms; implements the harness's `Gateway`."""
 
-    def __init__(self, keystore: KeyStore, http: Http, machine: Machine, rooms: Rooms, sharing: RoomKeySharing, *, is_encryption_on: bool) -> None:
+    def __init__(
+        self, keystore: KeyStore, http: Http, machine: Machine, rooms: Rooms, sharing: RoomKeySharing, *, is_encryption_on: bool
+    ) -> None:
         self._keystore = keystore
         self._http = http
         self._machine = machine
@@ -103,8 +106,8 @@ class Sender:
     def drop_settled(self) -> None:
         """Forget the events of deliveries that the harness has settled since (edge's thread, in a transaction).
 
-        A delivery handed back since the last call may not be settled yet: it stays until the next call. What a crash left goes after a week,
-        when a new try would search the room first in any case.
+        A delivery handed back since the last call may not be settled yet: it stays until the next call. What a crash left goes after a
+        week, when a new try would search the room first in any case.
         """
         for delivery_id in self._settled_before:
             self._keystore.owed.drop_sent(delivery_id)
@@ -162,7 +165,7 @@ class Sender:
             )
 
     def _keep_plain(self, delivery: Delivery, event_type: str, contents: list[dict[str, Any]]) -> None:
-        """Keep clear events; the room's flag is read in the same transaction, so that none is kept for a room that just became encrypted."""
+        """Keep clear events; the flag is read in the same transaction, so that none is kept for a room that just became encrypted."""
         if self._rooms.find(delivery.room_id).is_encrypted and event_type != "m.reaction":
             raise DeliveryHeld(f"{delivery.room_id} became encrypted while an answer was made; it is made again.")
         self._keep(delivery, event_type, contents, is_encrypted=False)
@@ -179,7 +182,9 @@ class Sender:
                 self._confirmed_plain.add(room.room_id)
                 await self._keystore.transaction("room.plain", lambda: self._note_encryption(room.room_id, None))
                 return
-            raise DeliveryHeld(f"It is not known whether {room.room_id} is encrypted ({error.errcode}), so nothing is sent there.") from error
+            raise DeliveryHeld(
+                f"It is not known whether {room.room_id} is encrypted ({error.errcode}), so nothing is sent there."
+            ) from error
         if not isinstance(content.get("algorithm"), str):
             raise DeliveryHeld(f"It is not known whether {room.room_id} is encrypted, so nothing is sent there.")
         await self._keystore.transaction("room.encrypted", lambda: self._note_encryption(room.room_id, content))
@@ -265,7 +270,7 @@ class Sender:
             events = [event for event in page.get("chunk", []) if isinstance(event, dict)]
             own = [event for event in events if event.get("sender") == self._machine.user_id]
             for event in own:
-                mark = await self._keystore.transaction("send.search", lambda event=event: self._read_mark(event, delivery.room_id))  # type: ignore[misc]
+                mark = await self._keystore.transaction("send.search", partial(self._read_mark, event, delivery.room_id))
                 if mark.startswith(f"{delivery.id}/") and mark.rpartition("/")[2].isdigit():
                     found[int(mark.rpartition("/")[2])] = EventId(event["event_id"])
             start = page.get("end") if isinstance(page.get("end"), str) else None

@@ -8,7 +8,8 @@ Not here: who gets a room key (`sharing`).
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from hayate_matrix.core.allowlist import find_server
 from hayate_matrix.core.ids import DeviceId, UserId
@@ -53,18 +54,20 @@ class DeviceLists:
         asked: set[UserId] = set()
         while True:
             now_ms = self._keystore.now_ms() if only_due else None
-            outdated = await self._keystore.read(lambda now_ms=now_ms: self._keystore.trust.list_outdated(among=among, limit=10**9, now_ms=now_ms))  # type: ignore[misc]
+            outdated = await self._keystore.read(partial(self._keystore.trust.list_outdated, among=among, now_ms=now_ms))
             batch = [(user, change) for user, change in outdated if user not in asked][:BATCH_USERS]
             if not batch:
                 return answered
             asked.update(user for user, _ in batch)
             body = {"device_keys": {user: [] for user, _ in batch}, "timeout": int(timeout_s * 1000 * 2 / 3)}
             try:
-                raw = await self._http.request("keys_query", "POST", "/_matrix/client/v3/keys/query", body=body, timeout_s=timeout_s, retry=False)
+                raw = await self._http.request(
+                    "keys_query", "POST", "/_matrix/client/v3/keys/query", body=body, timeout_s=timeout_s, retry=False
+                )
             except (WaitError, MatrixError) as error:
                 _log.warning("device lists could not be asked for", users=len(batch), error=str(error))
                 return answered
-            answered |= await self._keystore.transaction("keys.devices", lambda batch=batch, raw=raw: self._settle(batch, raw))  # type: ignore[misc]
+            answered |= await self._keystore.transaction("keys.devices", partial(self._settle, batch, raw))
 
     def _settle(self, batch: list[tuple[UserId, int]], raw: dict[str, Any]) -> set[UserId]:
         trust, spool = self._keystore.trust, self._keystore.spool
@@ -98,19 +101,21 @@ class DeviceLists:
         if master is None:
             self._keystore.trust.write_identity(user_id, None, None)
             return None
-        if signing is not None and not is_signed_by(signing_object, user_id, master, master):
+        if not isinstance(signing_object, dict) or not is_signed_by(signing_object, user_id, master, master):
             signing = None
         self._keystore.trust.write_identity(user_id, master, signing)
         return signing
 
     def _settle_device(self, user_id: UserId, device_id: object, device: object, self_signing: str | None) -> str:
         """Write one device; return why it was not believed, if it was not."""
-        if not isinstance(device_id, str) or not isinstance(device, dict):
-            return "no device object"
         if (user_id, device_id) == self._own:
             return ""
-        if device.get("user_id") != user_id or device.get("device_id") != device_id:
-            return "the device names another user or device"
+        if (
+            not isinstance(device_id, str)
+            or not isinstance(device, dict)
+            or (device.get("user_id"), device.get("device_id")) != (user_id, device_id)
+        ):
+            return "no device object, or one that names another user or device"
         keys = device.get("keys")
         keys = keys if isinstance(keys, dict) else {}
         ed25519, curve25519 = keys.get(f"ed25519:{device_id}"), keys.get(f"curve25519:{device_id}")
@@ -132,7 +137,7 @@ def _part(raw: dict[str, Any], name: str) -> dict[str, Any]:
     return part if isinstance(part, dict) else {}
 
 
-def _is_key(value: object) -> bool:
+def _is_key(value: object) -> TypeGuard[str]:
     return isinstance(value, str) and _KEY.fullmatch(value) is not None
 
 

@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 _log = get_logger(__name__)
 _SECRET = "cross_signing"  # noqa: S105 - the name of a row
 _USAGES = ("master", "self_signing", "user_signing")
-_REPLACED = "Log in to a fresh account, or, where nobody uses the account in a client any more, reset its identity there and use a new HAYATE_HOME."
+_REPLACED = (
+    "Log in to a fresh account, or, where nobody uses the account in a client any more, reset its identity there and use a new HAYATE_HOME."
+)
 
 
 class OwnIdentity:
@@ -104,7 +106,7 @@ class OwnIdentity:
         return seeds
 
     async def _query(self) -> dict[str, Any]:
-        body = {"device_keys": {self._machine.user_id: []}}
+        body: dict[str, Any] = {"device_keys": {self._machine.user_id: []}}
         return await self._http.request("own_keys_query", "POST", "/_matrix/client/v3/keys/query", body=body)
 
     async def _upload(self, seeds: dict[str, SigningKey]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from hayate_matrix.matrix.sync.apply import Applied, Applier
@@ -23,14 +24,14 @@ class LateKeys:
         """Try events that waited for these room keys."""
         applied = Applied()
         for room_key_id in room_key_ids:
-            await self._keystore.transaction("keys.late", lambda key=room_key_id: self._retry(applied, room_key_id=key))  # type: ignore[misc]
+            await self._keystore.transaction("keys.late", partial(self._retry, applied, room_key_id=room_key_id))
         return applied
 
     async def retry_senders(self, senders: Iterable[str]) -> Applied:
         """Try events of these senders, whose devices were just asked for."""
         applied = Applied()
         for sender in senders:
-            await self._keystore.transaction("keys.late_device", lambda sender=sender: self._retry(applied, sender=sender))  # type: ignore[misc]
+            await self._keystore.transaction("keys.late_device", partial(self._retry, applied, sender=sender))
         return applied
 
     def _retry(self, applied: Applied, *, room_key_id: str | None = None, sender: str | None = None) -> None:

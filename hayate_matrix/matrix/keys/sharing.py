@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import json
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
@@ -90,7 +91,7 @@ class RoomKeySharing:
         """
         for turn in range(_ROUNDS):
             is_last = turn == _ROUNDS - 1
-            if await self._keystore.transaction("send.keep", lambda is_last=is_last: self._try_encrypt(room_id, payloads, keep, force=is_last)):  # type: ignore[misc]
+            if await self._keystore.transaction("send.keep", partial(self._try_encrypt, room_id, payloads, keep, force=is_last)):
                 return
             await self.share(room_id)
 
@@ -237,7 +238,11 @@ class RoomKeySharing:
 
     def _must_change(self, room: Room, key: RoomKeyOut, audience: Audience, messages: int) -> bool:
         rotation = self._rooms.find_rotation(room)
-        if key.is_stale or key.messages + messages > max(rotation.messages, messages) or self._keystore.now_ms() - key.made_at_ms >= rotation.age_ms:
+        if (
+            key.is_stale
+            or key.messages + messages > max(rotation.messages, messages)
+            or self._keystore.now_ms() - key.made_at_ms >= rotation.age_ms
+        ):
             return True
         holders = self._keystore.trust.read_shares(key.session.id)
         return any(state == "sent" and name not in audience.trusted for name, (_, state) in holders.items())
@@ -270,7 +275,7 @@ class RoomKeySharing:
         found = answered if isinstance(answered, dict) else {}
         for start in range(0, len(devices), MESSAGES_A_REQUEST):
             part = devices[start : start + MESSAGES_A_REQUEST]
-            await self._keystore.transaction("keys.claim", lambda part=part: self._settle_claims(part, found))  # type: ignore[misc]
+            await self._keystore.transaction("keys.claim", partial(self._settle_claims, part, found))
 
     def _settle_claims(self, devices: list[Device], found: dict[str, Any]) -> None:
         trust = self._keystore.trust
@@ -303,6 +308,4 @@ class RoomKeySharing:
                     await self._http.request("to_device", "PUT", path, body={"messages": owed.messages}, timeout_s=60.0)
                 except MatrixError as error:
                     _log.error("the homeserver refused to-device messages; they are dropped", type=owed.event_type, error=str(error))
-                await self._keystore.transaction("keys.to_device.settle", lambda seq=owed.seq: self._keystore.owed.settle_to_device(seq))  # type: ignore[misc]
-
-
+                await self._keystore.transaction("keys.to_device.settle", partial(self._keystore.owed.settle_to_device, owed.seq))

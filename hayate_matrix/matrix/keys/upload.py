@@ -6,6 +6,7 @@ How: the account and the body of the upload are written in one transaction; the 
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from hayate_matrix.errors import MatrixError
@@ -54,7 +55,7 @@ class KeyUploads:
                 # "Already exists" with another key: an earlier copy of this store uploaded it. Its private half is not here, so at most
                 # as many first messages as the server holds keys can't be read; the same answer again and again would be worse.
                 _log.error("the homeserver refused the device's keys; new ones are made", error=str(error))
-            await self._keystore.transaction("keys.upload.settle", lambda upload_id=upload_id: self._settle(upload_id))  # type: ignore[misc]
+            await self._keystore.transaction("keys.upload.settle", partial(self._settle, upload_id))
 
     def _make(self, key_count: int | None, *, has_unused_fallback: bool | None) -> None:
         account, owed = self._machine.account, self._keystore.owed
@@ -67,12 +68,15 @@ class KeyUploads:
         missing = account.max_one_time_keys - (0 if is_first else key_count if key_count is not None else account.max_one_time_keys)
         if missing > 0:
             account.generate_one_time_keys(missing)
-            body["one_time_keys"] = {f"signed_curve25519:{key_id}": self._sign_key(key) for key_id, key in account.one_time_keys["curve25519"].items()}
+            body["one_time_keys"] = {
+                f"signed_curve25519:{key_id}": self._sign_key(key) for key_id, key in account.one_time_keys["curve25519"].items()
+            }
         if is_first or has_unused_fallback is False:
             inner = account._account  # noqa: SLF001 - nio does not hand on vodozemac's fallback keys
             inner.generate_fallback_key()
             body["fallback_keys"] = {
-                f"signed_curve25519:{key_id}": self._sign_key(key.to_base64(), is_fallback=True) for key_id, key in inner.fallback_key.items()
+                f"signed_curve25519:{key_id}": self._sign_key(key.to_base64(), is_fallback=True)
+                for key_id, key in inner.fallback_key.items()
             }
         if body:
             self._keystore.crypto.save_account(account)

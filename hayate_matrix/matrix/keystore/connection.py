@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 _log = get_logger(__name__)
 T = TypeVar("T")
+_RESTORE = "Restore a backup; do not delete the file, its keys read old messages."
 
 PICKLE_PURPOSE = "matrix.pickle"
 """Name under which the key of nio's pickles is derived from the sealing key."""
@@ -103,7 +104,9 @@ class KeyStore:
 
     def write_meta(self, name: str, value: str) -> None:
         """Set `name` (edge's thread, in a transaction)."""
-        self.db.execute("insert into meta (name, value) values (?, ?) on conflict (name) do update set value = excluded.value", (name, value))
+        self.db.execute(
+            "insert into meta (name, value) values (?, ?) on conflict (name) do update set value = excluded.value", (name, value)
+        )
 
     def read_secret(self, name: str) -> str | None:
         """Return the sealed secret `name`, or None (edge's thread)."""
@@ -113,7 +116,9 @@ class KeyStore:
     def write_secret(self, name: str, value: str) -> None:
         """Seal and keep `value` (edge's thread, in a transaction)."""
         sealed = self.sealer.seal("matrix.secret", name, value)
-        self.db.execute("insert into secrets (name, value) values (?, ?) on conflict (name) do update set value = excluded.value", (name, sealed))
+        self.db.execute(
+            "insert into secrets (name, value) values (?, ?) on conflict (name) do update set value = excluded.value", (name, sealed)
+        )
 
     def now_ms(self) -> int:
         """Return this machine's time in milliseconds; for ages and pauses, never for order."""
@@ -149,10 +154,7 @@ class KeyStore:
                 user_id, device_id, str(self.path.parent), pickle_key=self.sealer.derive(PICKLE_PURPOSE).hex(), database_name=self.path.name
             )
             self._db = db = crypto.database.connection()
-            if db.execute("pragma quick_check(1)").fetchone()[0] != "ok":
-                problem = f"{self.path} is damaged."
-                raise StoreError(problem, remedy="Restore a backup; do not delete the file, its keys read old messages.")
-            self._check_version(db)
+            self._check_whole(db)
             db.execute("begin immediate")
             for statement in TABLES:
                 db.execute(statement)
@@ -160,12 +162,12 @@ class KeyStore:
             db.execute("commit")
         except sqlite3.DatabaseError as error:
             problem = f"{self.path} can't be opened: {error}."
-            raise StoreError(problem, remedy="Restore a backup; do not delete the file, its keys read old messages.") from error
+            raise StoreError(problem, remedy=_RESTORE) from error
         except HayateError:
             raise
         except Exception as error:  # peewee wraps sqlite's errors in classes of its own
             problem = f"{self.path} can't be opened: {error}."
-            raise StoreError(problem, remedy="Restore a backup; do not delete the file, its keys read old messages.") from error
+            raise StoreError(problem, remedy=_RESTORE) from error
         self.crypto = crypto
         crypto.bind(self)
         self.rooms = RoomRows(self)
@@ -180,8 +182,9 @@ class KeyStore:
         self.crypto.database.close()
         self._db = None
 
-    @staticmethod
-    def _check_version(db: sqlite3.Connection) -> None:
+    def _check_whole(self, db: sqlite3.Connection) -> None:
+        if db.execute("pragma quick_check(1)").fetchone()[0] != "ok":
+            raise StoreError(f"{self.path} is damaged.", remedy=_RESTORE)
         version = db.execute("pragma user_version").fetchone()[0]
         if version > SCHEMA_VERSION:
             problem = f"matrix.db has schema {version}; this program knows {SCHEMA_VERSION}."

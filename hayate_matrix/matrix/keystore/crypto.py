@@ -72,7 +72,8 @@ class CryptoStore(MatrixStore):
     def save_session(self, curve_key: str, session: Session) -> None:
         """Keep an Olm session as it is now."""
         self._keystore.db.execute(
-            "insert into olmsessions (creation_time, last_usage_date, sender_key, account_id, session, session_id) values (?, ?, ?, ?, ?, ?) "
+            "insert into olmsessions (creation_time, last_usage_date, sender_key, account_id, session, session_id) "
+            "values (?, ?, ?, ?, ?, ?) "
             "on conflict (session_id) do update set session = excluded.session, last_usage_date = excluded.last_usage_date",
             (
                 session.creation_time.strftime(_DATE),
@@ -84,7 +85,7 @@ class CryptoStore(MatrixStore):
             ),
         )
 
-    def load_sessions(self) -> OlmSessions:  # type: ignore[override]  # nio wants its own container; this one reads when asked
+    def load_sessions(self) -> OlmSessions:
         """Return the Olm sessions, read from disk device by device."""
         return OlmSessions(self)
 
@@ -92,7 +93,8 @@ class CryptoStore(MatrixStore):
         """Return the Olm sessions with the device of `curve_key`, last used first; one that does not open is left out."""
         found: list[Session] = []
         rows = self._keystore.db.execute(
-            "select session, creation_time, last_usage_date, session_id from olmsessions where sender_key = ? order by last_usage_date desc",
+            "select session, creation_time, last_usage_date, session_id from olmsessions where sender_key = ? "
+            "order by last_usage_date desc",
             (curve_key,),
         )
         for pickle, created, used, session_id in rows:
@@ -114,7 +116,7 @@ class CryptoStore(MatrixStore):
         for chain in session.forwarding_chain:
             self._keystore.db.execute("insert or ignore into forwardedchains (sender_key, session_id) values (?, ?)", (chain, session.id))
 
-    def load_inbound_group_sessions(self) -> RoomKeys:  # type: ignore[override]  # as above
+    def load_inbound_group_sessions(self) -> RoomKeys:
         """Return the room keys, read from disk one by one."""
         return RoomKeys(self)
 
@@ -137,7 +139,7 @@ class CryptoStore(MatrixStore):
         """Return an empty container: devices are rows of `Trust`."""
         return DeviceStore()
 
-    def load_outgoing_key_requests(self) -> dict[str, OutgoingKeyRequest]:  # type: ignore[override]
+    def load_outgoing_key_requests(self) -> dict[str, OutgoingKeyRequest]:
         """Return none: forwarded keys are not asked for (they would open messages that may not be obeyed)."""
         return {}
 

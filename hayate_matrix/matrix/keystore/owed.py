@@ -116,7 +116,14 @@ class Owed:
         """Write the room key as it is now, its ratchet with it."""
         self._keystore.db.execute(
             "insert or replace into room_keys_out (room_id, room_key_id, pickle, made_at_ms, messages, is_stale) values (?, ?, ?, ?, ?, ?)",
-            (key.room_id, key.session.id, key.session.pickle(self._keystore.crypto.pickle_key), key.made_at_ms, key.messages, int(key.is_stale)),
+            (
+                key.room_id,
+                key.session.id,
+                key.session.pickle(self._keystore.crypto.pickle_key),
+                key.made_at_ms,
+                key.messages,
+                int(key.is_stale),
+            ),
         )
 
     def mark_stale(self, room_id: str) -> None:
@@ -127,7 +134,9 @@ class Owed:
 
     def add_send(self, send: Send) -> None:
         """Keep an event before its first try, in the transaction that moved the ratchet."""
-        sealed = self._keystore.sealer.seal("sends.content", f"{send.delivery_id}/{send.part}", json.dumps(send.content, ensure_ascii=False))
+        sealed = self._keystore.sealer.seal(
+            "sends.content", f"{send.delivery_id}/{send.part}", json.dumps(send.content, ensure_ascii=False)
+        )
         self._keystore.db.execute(
             "insert or replace into sends (delivery_id, part, txn_id, room_id, event_type, content, is_encrypted, device_id, made_at_ms) "
             "values (?, ?, ?, ?, ?, ?, ?, ?, ?)",
@@ -147,7 +156,8 @@ class Owed:
     def list_sends(self, delivery_id: str) -> list[Send]:
         """Return the events of a delivery, in order of its parts."""
         rows = self._keystore.db.execute(
-            "select part, txn_id, room_id, event_type, content, is_encrypted, device_id, made_at_ms from sends where delivery_id = ? order by part",
+            "select part, txn_id, room_id, event_type, content, is_encrypted, device_id, made_at_ms from sends "
+            "where delivery_id = ? order by part",
             (delivery_id,),
         ).fetchall()
         return [

@@ -174,14 +174,20 @@ class Spool:
     def list_unread(self, *, room_key_id: str | None = None, sender: str | None = None) -> list[Unread]:
         """Return unread events that wait for this room key, or that this sender sent, in order of arrival."""
         column, value = ("room_key_id", room_key_id) if room_key_id is not None else ("sender", sender)
-        rows = self._keystore.db.execute(
-            "select event_id, room_id, room_key_id, sender, reason, raw, arrived_at_ms from undecryptable "
-            f"where {column} = ? order by arrived_at_ms, event_id",  # noqa: S608 - one of two literals
+        rows = self._keystore.db.execute(  # the column is one of two literals
+            "select event_id, room_id, room_key_id, sender, reason, raw, arrived_at_ms from undecryptable "  # noqa: S608 - as said
+            f"where {column} = ? order by arrived_at_ms, event_id",
             (value,),
         ).fetchall()
         return [
             Unread(
-                EventId(event), RoomId(room), key, sender_id, reason, json.loads(self._keystore.sealer.open("undecryptable.raw", event, raw)), at
+                EventId(event),
+                RoomId(room),
+                key,
+                sender_id,
+                reason,
+                json.loads(self._keystore.sealer.open("undecryptable.raw", event, raw)),
+                at,
             )
             for event, room, key, sender_id, reason, raw, at in rows
         ]
@@ -220,6 +226,10 @@ class Spool:
         db.execute("delete from quarantine where id <= ?", (int(row[0]) - 10_000,))
         self.count(f"quarantine.{kind}")
         _log.warning("set aside", kind=kind, reason=reason, room=room_id, event_id=event_id, sender=sender)
+
+    def count_set_aside(self) -> int:
+        """Return how many pieces of input are in quarantine."""
+        return int(self._keystore.db.execute("select count(*) from quarantine").fetchone()[0])
 
     def count(self, name: str, by: int = 1) -> None:
         """Raise a counter that the operator sees."""

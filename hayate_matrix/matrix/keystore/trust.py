@@ -62,14 +62,17 @@ class Trust:
     def mark_changed(self, user_ids: Iterable[str]) -> None:
         """Note that device lists changed; an answer that was asked for before does not settle it."""
         self._keystore.db.executemany(
-            "update users set is_outdated = 1, change = change + 1, next_query_at_ms = 0 where user_id = ?", [(user_id,) for user_id in user_ids]
+            "update users set is_outdated = 1, change = change + 1, next_query_at_ms = 0 where user_id = ?",
+            [(user_id,) for user_id in user_ids],
         )
 
     def untrack(self, user_ids: Iterable[str]) -> None:
         """Stop following users with whom no room is shared any more; what is known of their devices stays, out of date."""
-        self._keystore.db.executemany("update users set is_outdated = 1, change = change + 1 where user_id = ?", [(user_id,) for user_id in user_ids])
+        self._keystore.db.executemany(
+            "update users set is_outdated = 1, change = change + 1 where user_id = ?", [(user_id,) for user_id in user_ids]
+        )
 
-    def list_outdated(self, *, among: Iterable[str] | None = None, limit: int = 250, now_ms: int | None = None) -> list[tuple[UserId, int]]:
+    def list_outdated(self, *, among: Iterable[str] | None = None, now_ms: int | None = None) -> list[tuple[UserId, int]]:
         """Return (user, change) of users whose devices must be asked for; `now_ms` leaves out those that wait after a failure."""
         query = "select user_id, change from users where is_outdated = 1"
         values: list[object] = []
@@ -78,8 +81,7 @@ class Trust:
             values.append(now_ms)
         rows = self._keystore.db.execute(query + " order by user_id", values)
         wanted = None if among is None else set(among)
-        found = [(UserId(user), int(change)) for user, change in rows if wanted is None or user in wanted]
-        return found[:limit]
+        return [(UserId(user), int(change)) for user, change in rows if wanted is None or user in wanted]
 
     def settle_query(self, user_id: str, change: int) -> None:
         """Note an answer; it settles the user only if nothing changed since it was asked for."""
@@ -93,7 +95,8 @@ class Trust:
         if row is not None:
             pause = pauses_ms[min(int(row[0]), len(pauses_ms) - 1)]
             self._keystore.db.execute(
-                "update users set failures = failures + 1, next_query_at_ms = ? where user_id = ?", (self._keystore.now_ms() + pause, user_id)
+                "update users set failures = failures + 1, next_query_at_ms = ? where user_id = ?",
+                (self._keystore.now_ms() + pause, user_id),
             )
 
     # -- identities ----------------------------------------------------------------------------------------------------------
@@ -138,7 +141,9 @@ class Trust:
 
     def postpone_claim(self, user_id: str, device_id: str, pauses_ms: tuple[int, ...]) -> None:
         """Note that no one-time key was to be had for the device; the next claim waits longer each time."""
-        row = self._keystore.db.execute("select claim_failures from devices where user_id = ? and device_id = ?", (user_id, device_id)).fetchone()
+        row = self._keystore.db.execute(
+            "select claim_failures from devices where user_id = ? and device_id = ?", (user_id, device_id)
+        ).fetchone()
         if row is not None:
             pause = pauses_ms[min(int(row[0]), len(pauses_ms) - 1)]
             self._keystore.db.execute(
@@ -156,10 +161,10 @@ class Trust:
         """Yield (user, must be asked for now, identity is changed, device or None) for the members of a room, in one query."""
         marks = ", ".join("?" * len(memberships))
         rows = self._keystore.db.execute(
-            "select m.user_id, coalesce(u.is_outdated, 1), coalesce(u.next_query_at_ms, 0), u.master, u.verified_master, d.device_id, d.ed25519, "
-            "d.curve25519, d.is_deleted, d.is_signed, d.is_blacklisted, d.next_claim_at_ms from members m "
+            "select m.user_id, coalesce(u.is_outdated, 1), coalesce(u.next_query_at_ms, 0), u.master, u.verified_master, "  # noqa: S608
+            "d.device_id, d.ed25519, d.curve25519, d.is_deleted, d.is_signed, d.is_blacklisted, d.next_claim_at_ms from members m "
             "left join users u on u.user_id = m.user_id left join devices d on d.user_id = m.user_id and d.is_deleted = 0 "
-            f"where m.room_id = ? and m.membership in ({marks})",  # noqa: S608 - only question marks
+            f"where m.room_id = ? and m.membership in ({marks})",
             (room_id, *memberships),
         )
         for user, outdated, next_at, master, verified, *device in rows:
@@ -181,6 +186,14 @@ class Trust:
             [(room_key_id, device.user_id, device.device_id, device.curve25519, state) for device in devices],
         )
 
+    def count_refused(self) -> int:
+        """Return how many devices are told that they get no keys."""
+        row = self._keystore.db.execute(
+            "select count(distinct s.user_id || ' ' || s.device_id) from shares s join devices d "
+            "on d.user_id = s.user_id and d.device_id = s.device_id where s.state = 'withheld' and d.is_deleted = 0 and d.is_signed = 0"
+        ).fetchone()
+        return int(row[0])
+
     def drop_shares(self, room_key_id: str) -> None:
         """Forget who held a room key that is no longer used."""
         self._keystore.db.execute("delete from shares where room_key_id = ?", (room_key_id,))
@@ -193,9 +206,12 @@ class Trust:
         """Note which event used this index of a room key; False where another event did (a replay)."""
         db = self._keystore.db
         db.execute(
-            "insert or ignore into message_index (room_key_id, message_index, event_id) values (?, ?, ?)", (room_key_id, message_index, event_id)
+            "insert or ignore into message_index (room_key_id, message_index, event_id) values (?, ?, ?)",
+            (room_key_id, message_index, event_id),
         )
-        row = db.execute("select event_id from message_index where room_key_id = ? and message_index = ?", (room_key_id, message_index)).fetchone()
+        row = db.execute(
+            "select event_id from message_index where room_key_id = ? and message_index = ?", (room_key_id, message_index)
+        ).fetchone()
         return bool(row[0] == event_id)
 
 

@@ -252,7 +252,9 @@ class Applier:
             elif event["type"] == "m.room.message" and room.is_encrypted:
                 # Anybody on the way, the server too, could have written it: in an encrypted room only what was encrypted is a request.
                 if event["sender"] != self._own and event["content"]:
-                    self._keystore.spool.set_aside("plain", "a clear message in an encrypted room", {}, room_id=room.room_id, event_id=event["event_id"])
+                    self._keystore.spool.set_aside(
+                        "plain", "a clear message in an encrypted room", {}, room_id=room.room_id, event_id=event["event_id"]
+                    )
             else:
                 self._add(room, event, applied, provenance=provenance, is_encrypted=False, major=major, minor=minor)
         if too_old:
@@ -334,9 +336,7 @@ class Applier:
                 spool.set_aside(error.reason, str(error), event, room_id=room.room_id, event_id=event["event_id"], sender=event["sender"])
                 return
             spool.add_unread(
-                Unread(
-                    event["event_id"], room.room_id, error.room_key_id, event["sender"], error.reason, event, self._keystore.now_ms()
-                )
+                Unread(event["event_id"], room.room_id, error.room_key_id, event["sender"], error.reason, event, self._keystore.now_ms())
             )
             spool.count(f"unread.{error.reason}")
             if error.reason == "unknown-device":
@@ -362,7 +362,13 @@ class Applier:
             if error.reason in WAITING:
                 spool.add_unread(
                     Unread(
-                        unread.event_id, unread.room_id, error.room_key_id or unread.room_key_id, unread.sender, error.reason, unread.raw, unread.arrived_at_ms
+                        unread.event_id,
+                        unread.room_id,
+                        error.room_key_id or unread.room_key_id,
+                        unread.sender,
+                        error.reason,
+                        unread.raw,
+                        unread.arrived_at_ms,
                     )
                 )
                 if error.reason == "unknown-device":
@@ -426,5 +432,3 @@ def _skipped(room_id: RoomId, count: int, reason: Literal["gap", "age"], token: 
         count=count,
         reason=reason,
     )
-
-

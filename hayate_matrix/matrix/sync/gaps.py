@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
@@ -30,7 +31,9 @@ _COUNTED_PAGES = 100
 class GapFiller:
     """Fills the open gaps, one page at a time."""
 
-    def __init__(self, keystore: KeyStore, http: Http, rooms: Rooms, applier: Applier, *, backfill_limit: int, find_moment: Callable[[], Moment]) -> None:
+    def __init__(
+        self, keystore: KeyStore, http: Http, rooms: Rooms, applier: Applier, *, backfill_limit: int, find_moment: Callable[[], Moment]
+    ) -> None:
         self._keystore = keystore
         self._http = http
         self._rooms = rooms
@@ -66,7 +69,7 @@ class GapFiller:
                 break
             chunk = page.get("chunk")
             events = [event for event in chunk if is_event(event)] if isinstance(chunk, list) else []
-            known = await self._keystore.read(lambda events=events: self._find_border(gap, events))  # type: ignore[misc]
+            known = await self._keystore.read(partial(self._find_border, gap, events))
             is_bordered = known is not None
             for event in events[:known]:
                 if len(newest_first) < self._limit:
@@ -76,7 +79,7 @@ class GapFiller:
             end = page.get("end")
             # An empty page with an end is no end: servers page over events that they may not show.
             start = end if isinstance(end, str) and end != start else None
-        await self._keystore.transaction("sync.gap", lambda: self._settle(gap, newest_first, skipped, applied))
+        await self._keystore.transaction("sync.gap", partial(self._settle, gap, newest_first, skipped, applied))
 
     def _find_border(self, gap: Gap, events: list[dict[str, Any]]) -> int | None:
         """Return the index of the first event that is known already, or is the bot's own join."""

@@ -144,7 +144,8 @@ def _events(section: object, where: str, answer: SyncAnswer) -> list[dict[str, A
 
 def _stripped(section: object, where: str, answer: SyncAnswer) -> list[dict[str, Any]]:
     """Return the stripped state of an invite: no ids and no times."""
-    return [event for event in _events(section, where, answer) if isinstance(event.get("sender"), str) and isinstance(event.get("state_key"), str)]
+    events = _events(section, where, answer)
+    return [event for event in events if isinstance(event.get("sender"), str) and isinstance(event.get("state_key"), str)]
 
 
 def _strings(value: object) -> list[str]:

@@ -8,7 +8,9 @@ Not here: what follows from an answer (`client` wakes the workers).
 
 from __future__ import annotations
 
+import dataclasses
 import json
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from hayate_matrix.errors import MatrixError
@@ -86,6 +88,7 @@ class SyncLoop:
     async def run(self) -> None:
         """Sync until cancelled."""
         pause_s = FIRST_PAUSE_S
+        position: str | None = None
         self.last_progress_at = self._clock.monotonic()
         while True:
             if not self._may_take():
@@ -98,7 +101,7 @@ class SyncLoop:
                 await self._take(raw, position)
             except MatrixError as error:
                 if error.errcode in _REFUSED_POSITION and position is not None and not self._is_rebasing:
-                    _log.error("the homeserver does not know the sync position any more; known rooms go on where they were", error=str(error))
+                    _log.error("the sync position is refused; known rooms go on where they were", error=str(error))
                     self._is_rebasing = True
                     continue
                 _log.error("the homeserver refused the sync", error=str(error), next_try_s=pause_s)
@@ -159,45 +162,24 @@ class SyncLoop:
     async def _apply_in_parts(self, answer: SyncAnswer, mode: Mode, moment: Moment) -> Applied:
         """Apply the answer in small transactions; what fails alone is set aside, the position comes last."""
         applied = Applied()
-        bare = SyncAnswer(answer.next_batch)
-        head = {
-            "dropped": answer.dropped,
-            "changed": answer.changed,
-            "left": answer.left,
-            "key_counts": answer.key_counts,
-            "fallback_types": answer.fallback_types,
-            "account_data": answer.account_data,
-        }
+        head = dataclasses.replace(answer, to_device=[], joined=[], left_rooms=[], invited=[])
         parts: list[tuple[str, object, Callable[[], None]]] = [
-            ("to_device", event, lambda event=event: self._applier.apply_head(_with(bare, to_device=[event]), applied))  # type: ignore[misc]
+            ("to_device", event, partial(self._applier.apply_head, SyncAnswer(answer.next_batch, to_device=[event]), applied))
             for event in answer.to_device
         ]
-        parts.append(("head", head, lambda: self._applier.apply_head(_with(bare, **head), applied)))
-        for part in answer.joined:
-            parts.append(  # noqa: PERF401 - three kinds of parts read better as three loops
-                (part.room_id, part.room_id, lambda part=part: self._applier.apply_joined(part, mode, moment, answer.next_batch, applied))  # type: ignore[misc]
-            )
-        for part in answer.left_rooms:
-            parts.append((part.room_id, part.room_id, lambda part=part: self._applier.apply_left(part, mode, applied)))  # type: ignore[misc] # noqa: PERF401 - as above
-        for room_id, state in answer.invited:
-            parts.append((room_id, room_id, lambda room_id=room_id, state=state: self._applier.apply_invite(room_id, state, applied)))  # type: ignore[misc] # noqa: PERF401 - as above
+        parts.append(("head", answer.account_data, partial(self._applier.apply_head, head, applied)))
+        parts += [
+            (part.room_id, part.timeline, partial(self._applier.apply_joined, part, mode, moment, answer.next_batch, applied))
+            for part in answer.joined
+        ]
+        parts += [(part.room_id, part.timeline, partial(self._applier.apply_left, part, mode, applied)) for part in answer.left_rooms]
+        parts += [(room_id, state, partial(self._applier.apply_invite, room_id, state, applied)) for room_id, state in answer.invited]
         for where, raw, work in parts:
             try:
                 await self._keystore.transaction("sync.apply_part", work)
             except Exception as error:  # noqa: BLE001 - as above
-                reason = f"{type(error).__name__}: {error}"
-                await self._keystore.transaction(
-                    "sync.set_aside",
-                    lambda where=where, raw=raw, reason=reason: self._keystore.spool.set_aside(  # type: ignore[misc]
-                        "part", reason, raw, room_id=where if where.startswith("!") else ""
-                    ),
-                )
+                room_id = where if where.startswith("!") else ""
+                note = partial(self._keystore.spool.set_aside, "part", f"{type(error).__name__}: {error}", raw, room_id=room_id)
+                await self._keystore.transaction("sync.set_aside", note)
         await self._keystore.transaction("sync.position", lambda: self._applier.finish(answer, moment))
         return applied
-
-
-def _with(bare: SyncAnswer, **fields: Any) -> SyncAnswer:
-    answer = SyncAnswer(bare.next_batch)
-    for name, value in fields.items():
-        setattr(answer, name, value)
-    return answer
