@@ -82,6 +82,6 @@ def _look(connection: Connection, where: str) -> Look:
     return Look(
         where=where,
         schema=schema,
-        outbox=dict(connection.execute(owed).tuples().all()),
-        inbox=dict(connection.execute(work).tuples().all()),
+        outbox=dict(connection.execute(owed).all()),
+        inbox=dict(connection.execute(work).all()),
     )

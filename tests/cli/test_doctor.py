@@ -1,0 +1,316 @@
+"""`hayate-matrix doctor`: what it finds, and what it says to do."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime as dt
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from hayate_matrix.app import own_home
+from hayate_matrix.cli.doctor import Finding, check_bot
+from hayate_matrix.core.allowlist import describe_rooms
+from hayate_matrix.core.ids import DeviceId, UserId
+from hayate_matrix.core.status import Status, Trouble, dump_status
+from hayate_matrix.matrix.account import Credentials, save_credentials
+from hayate_matrix.store.database import open_database
+from hayate_matrix.store.sealing import load_key
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from aiohttp import web
+
+    from tests.cli.conftest import Call
+    from tests.support.fabricated import FabricatedHomeserver
+
+BOT = "@bot:fab.test"
+NOW = dt.datetime(2026, 6, 1, 12, tzinfo=dt.UTC)
+
+
+@pytest.fixture
+def well(server: FabricatedHomeserver, home: Path) -> Iterator[FabricatedHomeserver]:
+    """A bot with which everything is well: logged in, its device signed by its identity, its store and key made."""
+    server.user(BOT)
+    login = server.login(BOT, "DEVICE0")
+    with own_home(home):
+        pass
+    credentials = Credentials(homeserver=server.url, user_id=UserId(BOT), device_id=DeviceId("DEVICE0"), access_token=login.access_token)
+    save_credentials(home / "secrets", credentials)
+    load_key(home / "secrets")
+    open_database(home / "hayate.db").close()
+    write_status(home, dt.datetime.now(dt.UTC))
+    return server
+
+
+def write_status(home: Path, now: dt.datetime, **more: Any) -> None:
+    fields: dict[str, Any] = {"pid": 4242, "started_at": now, "written_at": now, "last_sync_at": now}
+    path = home / "status.json"
+    path.write_text(dump_status(Status(**{**fields, **more})))
+    path.chmod(0o600)
+
+
+def find(out: str, what: str) -> str:
+    """Return the line of the finding `what`, and its remedy if it has one."""
+    lines = out.splitlines()
+    for number, line in enumerate(lines):
+        if line[7:].startswith(f"{what} "):
+            remedy = lines[number + 1] if number + 1 < len(lines) and lines[number + 1].startswith(" " * 20) else ""
+            return f"{line} {remedy.strip()}"
+    message = f"no finding {what!r} in:\n{out}"
+    raise AssertionError(message)
+
+
+@pytest.mark.requirement("NEW-2")
+def test_where_all_is_well_nothing_is_wrong(call: Call, well: FabricatedHomeserver) -> None:
+    """Every check passes and the exit code is 0."""
+    outcome = call("doctor")
+    assert outcome.code == 0, outcome
+    assert "Nothing is wrong." in outcome.out
+    for what in ("settings", "home", "disk", "sealing", "store", "outbox", "bot", "allowlist", "people", "homeserver", "account", "device"):
+        assert find(outcome.out, what).startswith("ok"), what
+    assert "is signed by the account's identity" in find(outcome.out, "device")
+
+
+@pytest.mark.requirement("NEW-2")
+def test_doctor_changes_nothing_and_needs_no_lock(call: Call, well: FabricatedHomeserver, home: Path) -> None:
+    """It runs beside the owner of the home, and what is there is as it was."""
+
+    def look() -> dict[str, bytes]:
+        return {str(path): path.read_bytes() for path in sorted(home.rglob("*")) if path.is_file() and path.name != "home.lock"}
+
+    before = look()
+    with own_home(home):
+        assert call("doctor").code == 0
+    after = look()
+    assert {name for name in after if not name.endswith(("-wal", "-shm"))} == {
+        name for name in before if not name.endswith(("-wal", "-shm"))
+    }
+    assert all(after[name] == text for name, text in before.items() if name.endswith((".json", ".key")))
+    assert {one.method for one in well.asked} <= {"GET", "POST"}
+    assert [one.path for one in well.asked if one.method == "POST"] == ["/_matrix/client/v3/keys/query"]
+
+
+@pytest.mark.requirement("NEW-2")
+def test_an_empty_machine_is_told_what_to_do_first(call: Call, home: Path) -> None:
+    """Before the first login doctor says how to log in, and makes nothing."""
+    outcome = call("doctor")
+    assert outcome.code == 1
+    assert "hayate-matrix login" in find(outcome.out, "home")
+    assert "hayate-matrix login" in find(outcome.out, "account")
+    assert not home.exists()
+
+
+@pytest.mark.requirement("REL-3", "NEW-2")
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [
+        ({"body": "<html>Bad gateway</html>", "status": 502}, "502"),
+        ({"body": "<html>Welcome</html>", "status": 200}, "no JSON"),
+        ({"body": {"errcode": "M_LIMIT_EXCEEDED", "retry_after_ms": 2000}, "status": 429}, "rate-limited"),
+        ({"body": {"errcode": "M_UNKNOWN", "error": "x"}, "status": 500}, "500"),
+        ({"body": {"versions": ["r0.6.1", "v1.2"]}, "status": 200}, "v1.11 is needed"),
+    ],
+    ids=["502", "HTML with 200", "429", "500", "too old"],
+)
+def test_a_homeserver_in_trouble_is_told_by_its_trouble(call: Call, well: FabricatedHomeserver, answer: dict[str, Any], told: str) -> None:
+    """Whatever stands where a homeserver should be, doctor says what it was and what to do, with a few requests."""
+    well.answers("*", "*", **answer)
+    well.asked.clear()
+    outcome = call("doctor")
+    assert outcome.code == 1
+    text = find(outcome.out, "homeserver")
+    assert text.startswith("fault")
+    assert told in text
+    assert len(well.asked) == 1
+
+
+@pytest.mark.requirement("REL-3", "NEW-2")
+def test_a_homeserver_that_hangs_or_is_gone_is_told(
+    call: Call, well: FabricatedHomeserver, monkeypatch: pytest.MonkeyPatch, home: Path
+) -> None:
+    """Doctor itself never hangs."""
+    monkeypatch.setattr("hayate_matrix.cli.remote._PATIENCE_S", 0.2)
+
+    async def hang(_request: web.Request, _body: Any) -> None:
+        await asyncio.sleep(5)
+
+    well.handles("GET", "*/versions", hang)
+    assert "did not answer" in find(call("doctor").out, "homeserver")
+    path = home / "secrets" / "credentials.json"
+    kept = json.loads(path.read_text())
+    path.write_text(json.dumps({**kept, "homeserver": "http://127.0.0.1:1"}))
+    assert "failed" in find(call("doctor").out, "homeserver")
+
+
+@pytest.mark.requirement("ACC-1", "NEW-2")
+def test_a_token_that_is_refused_or_anothers_is_told(call: Call, well: FabricatedHomeserver) -> None:
+    """The account's check compares user and device."""
+    refused = well.answers("GET", "*/whoami", {"errcode": "M_UNKNOWN_TOKEN", "error": ""}, status=401)
+    assert "M_UNKNOWN_TOKEN" in find(call("doctor").out, "account")
+    refused.end()
+    well.answers("GET", "*/whoami", {"user_id": BOT, "device_id": "OTHER"})
+    outcome = call("doctor")
+    assert outcome.code == 1
+    assert "OTHER" in find(outcome.out, "account")
+
+
+@pytest.mark.requirement("E2E-1", "NEW-2")
+@pytest.mark.parametrize(
+    ("spoil", "level", "told"),
+    [
+        ("no keys", "note", "no encryption keys"),
+        ("no identity", "fault", "no cross-signing identity"),
+        ("unsigned", "fault", "is not signed"),
+        ("signed by another", "fault", "is not signed"),
+    ],
+)
+def test_a_device_that_strict_clients_shun_is_told(call: Call, well: FabricatedHomeserver, spoil: str, level: str, told: str) -> None:
+    """The signature is checked as a strict client checks it: the whole chain, with cryptography."""
+    keys = well.device_keys[BOT]["DEVICE0"]
+    if spoil == "no keys":
+        del well.device_keys[BOT]
+    elif spoil == "no identity":
+        del well.cross_signing[BOT]
+    elif spoil == "unsigned":
+        keys["signatures"][BOT] = {"ed25519:DEVICE0": keys["signatures"][BOT]["ed25519:DEVICE0"]}
+    else:
+        well.cross_signing[BOT] = well.user("@mallory:fab.test").identity.published()  # type: ignore[union-attr]
+    text = find(call("doctor").out, "device")
+    assert text.startswith(level)
+    assert told in text
+
+
+@pytest.mark.requirement("ROOM-1")
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ([], "matrix.rooms is unset: every room is served"),
+        (["--rooms", ""], "matrix.rooms is an empty list: all rooms are denied (--rooms)"),
+        (["--rooms", "#ops:b.org,!x:b.org"], "matrix.rooms is a list of 2: #ops:b.org, !x:b.org (--rooms)"),
+    ],
+)
+def test_doctor_says_which_allowlist_is_in_force(call: Call, well: FabricatedHomeserver, home: Path, options: list[str], told: str) -> None:
+    """Unset, empty and a list are told apart, with the place that says so; a bot that was started with another one is a fault."""
+    outcome = call("doctor", *options)
+    assert told in find(outcome.out, "allowlist")
+    assert outcome.code == 0
+    write_status(home, dt.datetime.now(dt.UTC), allowlist=describe_rooms(("!other:b.org",) * 5))
+    outcome = call("doctor", *options)
+    assert outcome.code == 1
+    assert "was started with a list of 5" in find(outcome.out, "allowlist")
+
+
+@pytest.mark.requirement("ROOM-4")
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ([], "may speak: anyone in a served room; may invite: the accounts of its own server"),
+        (["--set", "matrix.people="], "may speak: nobody; may invite: nobody"),
+        (["--set", "matrix.people=@a:b.org", "--set", "matrix.inviters=*:b.org"], "may speak: @a:b.org; may invite: *:b.org"),
+    ],
+)
+def test_doctor_says_who_may_speak_and_invite(call: Call, well: FabricatedHomeserver, options: list[str], told: str) -> None:
+    """People and inviters as they are in force."""
+    assert told in find(call("doctor", *options).out, "people")
+
+
+@pytest.mark.requirement("STO-1", "SEC-3")
+def test_files_that_others_can_read_are_told(call: Call, well: FabricatedHomeserver, home: Path) -> None:
+    """Permissions of the home, the key and the credentials are looked at."""
+    (home / "hayate.db").chmod(0o644)
+    text = find(call("doctor").out, "home")
+    assert text.startswith("fault")
+    assert "hayate.db" in text
+    assert "chmod -R go=" in text
+    (home / "secrets" / "store.key").chmod(0o644)
+    assert find(call("doctor").out, "sealing").startswith("fault")
+
+
+@pytest.mark.requirement("STO-11", "NEW-2")
+def test_a_disk_that_is_low_is_told(call: Call, well: FabricatedHomeserver) -> None:
+    """The space that is left is compared with the setting."""
+    text = find(call("doctor", "--set", "store.low_water_bytes=1099511627776").out, "disk")
+    assert text.startswith("fault")
+    assert "store.low_water_bytes" in text
+
+
+@pytest.mark.requirement("STO-7", "REL-4")
+def test_a_damaged_database_is_told_and_left_alone(call: Call, well: FabricatedHomeserver, home: Path) -> None:
+    """Doctor names the database and writes nothing to it."""
+    path = home / "hayate.db"
+    damaged = b"SQLite format 3\x00" + b"\xff" * 8192
+    path.write_bytes(damaged)
+    outcome = call("doctor")
+    assert outcome.code == 1
+    assert "hayate.db" in find(outcome.out, "store")
+    assert path.read_bytes() == damaged
+
+
+@pytest.mark.requirement("OUT-1", "ROOM-3")
+def test_deliveries_that_are_held_or_uncertain_are_shown(call: Call, well: FabricatedHomeserver, home: Path) -> None:
+    """What waits for the operator is counted from the database itself."""
+    import sqlite3  # noqa: PLC0415  only this test writes rows by hand
+
+    with sqlite3.connect(home / "hayate.db") as connection:
+        connection.execute("INSERT INTO conversations (id, room_id, made_at_ms, is_present, streak) VALUES ('c', '!r:b.org', 0, 1, 0)")
+        for number, state in enumerate(("held", "held", "uncertain", "pending", "sent")):
+            connection.execute(
+                "INSERT INTO outbox (id, conversation_id, kind, state, epoch, made_at_ms, text) VALUES (?, 'c', 'reply', ?, 0, 0, x'00')",
+                (f"d{number}", state),
+            )
+    connection.close()
+    outcome = call("doctor")
+    assert outcome.code == 1
+    assert "1 owed, 2 held, 1 uncertain" in find(outcome.out, "outbox")
+
+
+def bot_findings(home: Path, **more: Any) -> list[Finding]:
+    write_status(home, NOW, **more)
+    return list(check_bot(home, NOW + dt.timedelta(seconds=2)))
+
+
+@pytest.mark.requirement("ACC-2", "NEW-2")
+@pytest.mark.parametrize(
+    ("more", "level", "told"),
+    [
+        ({}, "ok", "runs as process 4242, last sync 2 s ago"),
+        ({"is_limited": True}, "ok", "limited by the homeserver"),
+        ({"is_stopped": True}, "note", "is not running"),
+        ({"last_sync_at": None}, "ok", "no sync yet"),
+        ({"last_sync_at": None, "started_at": NOW - dt.timedelta(minutes=5)}, "fault", "no sync yet"),
+        ({"last_sync_at": NOW - dt.timedelta(seconds=95)}, "fault", "last sync 97 s ago"),
+        ({"written_at": NOW - dt.timedelta(minutes=5)}, "fault", "was killed or hangs"),
+        (
+            {"failures": 3, "trouble": Trouble(code="homeserver-down", text="sync was answered with status 502", at=NOW)},
+            "fault",
+            "3 times in a row), last sync 2 s ago: homeserver-down: sync was answered with status 502",
+        ),
+        ({"failures": 1, "trouble": Trouble(code="rate-limited", text="x", at=NOW)}, "fault", "rate-limited"),
+    ],
+)
+def test_the_state_of_the_bot_is_told_from_what_it_last_wrote(home: Path, more: dict[str, Any], level: str, told: str) -> None:
+    """Running, stopped, killed, starting, overdue and in trouble are told apart."""
+    home.mkdir()
+    first = bot_findings(home, **more)[0]
+    assert (first.what, first.level) == ("bot", level)
+    assert told in first.text
+    assert first.remedy or level == "ok" or more.get("is_stopped")
+
+
+@pytest.mark.requirement("E2E-6", "E2E-4")
+def test_devices_without_keys_and_unreadable_messages_are_counted(home: Path) -> None:
+    """What the running bot counted is shown with what people can do."""
+    home.mkdir()
+    found = {
+        finding.what: finding
+        for finding in bot_findings(home, counts={"withheld_devices": 3, "undecryptable": 2, "quarantined": 1}, rooms_denied=4)
+    }
+    assert found["devices"].text.startswith("3 get no room keys")
+    assert 'matrix.devices = "all"' in found["devices"].remedy
+    assert found["undecryptable"[:11]].text.startswith("2 messages")
+    assert found["quarantined"].text.startswith("1 malformed")
+    assert "4 denied" in found["rooms"].text

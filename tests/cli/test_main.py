@@ -1,0 +1,152 @@
+"""Commands, their texts and their exit codes."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from hayate_matrix import __version__, app
+from hayate_matrix.errors import (
+    AccountError,
+    EncryptionError,
+    HayateError,
+    HomeBusyError,
+    HomeserverDown,
+    MatrixError,
+    SettingsError,
+    StoreError,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.cli.conftest import Call
+
+
+@pytest.mark.requirement("CFG-1")
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (SettingsError("It is wrong."), 78),
+        (AccountError("It is wrong."), 78),
+        (EncryptionError("It is wrong."), 78),
+        (HomeBusyError("It is wrong."), 75),
+        (StoreError("It is wrong."), 74),
+        (HomeserverDown("It is wrong."), 69),
+        (MatrixError("M_FORBIDDEN", "It is wrong.", status=403), 70),
+        (RuntimeError("It is wrong."), 70),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else str(value),
+)
+def test_each_error_becomes_its_text_and_its_exit_code(call: Call, monkeypatch: pytest.MonkeyPatch, error: Exception, code: int) -> None:
+    """The operator sees one text and no traceback, a program one number."""
+
+    async def fail(_loaded: object) -> None:
+        raise error
+
+    monkeypatch.setattr(app, "run", fail)
+    outcome = call("run")
+    assert outcome.code == code
+    assert "It is wrong." in outcome.err
+    assert "Traceback" not in outcome.err
+    if not isinstance(error, HayateError):
+        assert "RuntimeError" in outcome.err
+
+
+def test_a_traceback_is_shown_where_debugging_was_asked_for(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With log.level=debug whoever mends the program sees where."""
+
+    async def fail(_loaded: object) -> None:
+        message = "It is wrong."
+        raise RuntimeError(message)
+
+    monkeypatch.setattr(app, "run", fail)
+    assert "Traceback" in call("run", "--set", "log.level=debug").err
+
+
+@pytest.mark.requirement("ROOM-1", "CFG-1")
+@pytest.mark.parametrize(
+    ("options", "rooms"),
+    [
+        ([], None),
+        (["--rooms", "unset"], None),
+        (["--rooms", ""], ()),
+        (["--rooms", "#ops:b.org,dm:@ann:b.org"], ("#ops:b.org", "dm:@ann:b.org")),
+        (["--set", "matrix.rooms="], ()),
+    ],
+    ids=["not said", "unset", "empty", "a list", "empty by --set"],
+)
+def test_the_command_line_tells_unset_empty_and_filled_rooms_apart(
+    call: Call, monkeypatch: pytest.MonkeyPatch, options: list[str], rooms: tuple[str, ...] | None
+) -> None:
+    """What reaches the bot is what was written, in each of the three."""
+    seen: list[object] = []
+
+    async def note(loaded: app.Loaded) -> None:
+        seen.append(loaded.settings.matrix.rooms)
+
+    monkeypatch.setattr(app, "run", note)
+    assert call("run", *options).code == 0
+    assert seen == [rooms]
+
+
+@pytest.mark.requirement("CFG-2", "SEC-3")
+def test_config_show_prints_each_value_and_its_place_without_secrets(call: Call, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every setting has a line; one that is secret is masked."""
+    home.mkdir(mode=0o700)
+    (home / "hayate.toml").write_text('[matrix]\nrooms = ["#ops:b.org"]\npassword = "geheim-1"\n')
+    monkeypatch.setenv("HAYATE_STORE__URL", "postgresql://bot:geheim-2@db/x")
+    outcome = call("config", "show", "--set", "harness.parallel_turns=7")
+    rows = {line.split(" = ")[0].strip(): line for line in outcome.out.splitlines() if " = " in line}
+    assert outcome.code == 0
+    assert "# hayate.toml, line 2" in rows["matrix.rooms"]
+    assert '["#ops:b.org"]' in rows["matrix.rooms"]
+    assert "# --set harness.parallel_turns" in rows["harness.parallel_turns"]
+    assert "# HAYATE_STORE__URL" in rows["store.url"]
+    assert "# default" in rows["matrix.people"]
+    assert "geheim" not in outcome.out + outcome.err
+    assert str(home) in outcome.out
+
+
+@pytest.mark.requirement("CFG-2")
+def test_config_check_lists_every_fault_and_ends_with_78(call: Call, home: Path) -> None:
+    """A file is checked without starting anything."""
+    home.mkdir()
+    path = home / "other.toml"
+    path.write_text('[matrix]\nroms = []\nrooms = ["ops"]\n')
+    outcome = call("config", "check", "--config", str(path))
+    assert outcome.code == 78
+    assert "matrix.roms" in outcome.err
+    assert "matrix.rooms, item 1: 'ops' is no room" in outcome.err
+    assert "other.toml, line 3" in outcome.err
+    path.write_text('[matrix]\nrooms = ["#ops:b.org"]\n')
+    outcome = call("config", "check", "--config", str(path))
+    assert (outcome.code, "can be used" in outcome.out) == (0, True)
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["run", "--help"], ["login", "--help"], ["doctor", "--help"], ["config", "show", "--help"]]
+)
+def test_help_is_there_with_an_example(call: Call, arguments: list[str]) -> None:
+    """Each command explains itself."""
+    outcome = call(*arguments)
+    assert outcome.code == 0
+    assert "hayate-matrix" in outcome.out
+
+
+def test_version_and_wrong_use(call: Call) -> None:
+    """The version is the package's; what is no command is told with exit code 2."""
+    assert call("--version").out.strip() == f"hayate-matrix {__version__}"
+    assert call("dance").code == 2
+    assert call("config", "show", "--set", "log.level").code == 78
+
+
+def test_help_does_not_load_the_bot(call: Call) -> None:
+    """--help answers at once: neither nio nor a database is imported for it."""
+    import subprocess  # noqa: PLC0415  a fresh interpreter shows what is imported
+
+    code = "import sys; import hayate_matrix.cli.main; print(sorted({'nio', 'sqlalchemy', 'aiohttp', 'alembic'} & set(sys.modules)))"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=30)
+    assert run.stdout.strip() == "[]"
