@@ -201,16 +201,19 @@ def _check_counts(status: status_file.Status) -> Iterator[Finding]:
         yield Finding("note", "devices", f"{withheld} get no room keys, because their owners have not cross-signed them", remedy)
     else:
         yield Finding("ok", "devices", "none is left without room keys")
-    for name, text, remedy in (
-        (
-            "undecryptable",
-            "messages could not be decrypted yet; they are answered when their keys come",
-            "Their senders can send them again.",
-        ),
-        ("quarantined", "malformed or hostile events were set aside", "Nothing needs to be done; they changed nothing."),
-    ):
+    for name, text, remedy in _TOLD_COUNTS:
         if counts.get(name, 0):
             yield Finding("note", name[:11], f"{counts[name]} {text}", remedy)
+    told = {"withheld_devices", *(name for name, _, _ in _TOLD_COUNTS)}
+    others = [f"{name} {count}" for name, count in sorted(counts.items()) if count and name not in told]
+    if others:
+        yield Finding("ok", "counted", ", ".join(others))
+
+
+_TOLD_COUNTS = (
+    ("undecryptable", "messages could not be decrypted yet; they are answered when their keys come", "Their senders can send them again."),
+    ("quarantined", "malformed or hostile events were set aside", "Nothing needs to be done; they changed nothing."),
+)
 
 
 def check_allowlist(loaded: Loaded) -> Iterator[Finding]:

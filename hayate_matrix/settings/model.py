@@ -8,7 +8,6 @@ Not here: where values come from, and the words of an error (settings/sources).
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 from urllib.parse import urlsplit
@@ -18,6 +17,7 @@ from pydantic_core import PydanticCustomError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from hayate_matrix.core import allowlist
+from hayate_matrix.core.commands import COMMANDS
 from hayate_matrix.errors import InputError
 
 if TYPE_CHECKING:
@@ -93,8 +93,8 @@ def _check_store_url(text: str) -> str:
 
 
 def _check_command(text: str) -> str:
-    if not re.fullmatch(r"[a-z]+( [a-z]+)?", text):
-        raise _refuse(f"{text!r} names no command", "the command without its sign, as in { stop = 50 }")
+    if text not in COMMANDS:
+        raise _refuse(f"{text!r} names no command", ", ".join(COMMANDS))
     return text
 
 

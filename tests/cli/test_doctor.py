@@ -19,7 +19,6 @@ from hayate_matrix.store.database import open_database
 from hayate_matrix.store.sealing import load_key
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from aiohttp import web
@@ -32,7 +31,7 @@ NOW = dt.datetime(2026, 6, 1, 12, tzinfo=dt.UTC)
 
 
 @pytest.fixture
-def well(server: FabricatedHomeserver, home: Path) -> Iterator[FabricatedHomeserver]:
+def well(server: FabricatedHomeserver, home: Path) -> FabricatedHomeserver:
     """A bot with which everything is well: logged in, its device signed by its identity, its store and key made."""
     server.user(BOT)
     login = server.login(BOT, "DEVICE0")
@@ -307,10 +306,13 @@ def test_devices_without_keys_and_unreadable_messages_are_counted(home: Path) ->
     home.mkdir()
     found = {
         finding.what: finding
-        for finding in bot_findings(home, counts={"withheld_devices": 3, "undecryptable": 2, "quarantined": 1}, rooms_denied=4)
+        for finding in bot_findings(
+            home, counts={"withheld_devices": 3, "undecryptable": 2, "quarantined": 1, "forged": 7, "none": 0}, rooms_denied=4
+        )
     }
     assert found["devices"].text.startswith("3 get no room keys")
     assert 'matrix.devices = "all"' in found["devices"].remedy
     assert found["undecryptable"[:11]].text.startswith("2 messages")
     assert found["quarantined"].text.startswith("1 malformed")
     assert "4 denied" in found["rooms"].text
+    assert found["counted"].text == "forged 7"

@@ -22,6 +22,7 @@ from hayate_matrix.errors import (
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from hayate_matrix.settings.sources import Loaded
     from tests.cli.conftest import Call
 
 
@@ -84,7 +85,7 @@ def test_the_command_line_tells_unset_empty_and_filled_rooms_apart(
     """What reaches the bot is what was written, in each of the three."""
     seen: list[object] = []
 
-    async def note(loaded: app.Loaded) -> None:
+    async def note(loaded: Loaded) -> None:
         seen.append(loaded.settings.matrix.rooms)
 
     monkeypatch.setattr(app, "run", note)

@@ -197,10 +197,10 @@ def test_variables_of_others_and_of_the_home_are_no_settings(world: World, monke
 def test_tables_are_written_as_text_or_as_json(world: World) -> None:
     """A table has one spelling as a text and one as JSON, and single rows have variables of their own."""
     world.set("command line", "matrix.room_triggers", "!a:b.org=always, !c=thread")
-    world.set("environment", "commands.power", '{"stop": 50, "memory delete": 100}')
+    world.set("environment", "commands.power", '{"stop": 50, "steer": 100}')
     settings = world.load().settings
     assert settings.matrix.room_triggers == {"!a:b.org": "always", "!c": "thread"}
-    assert settings.commands.power == {"stop": 50, "memory delete": 100}
+    assert settings.commands.power == {"stop": 50, "steer": 100}
 
 
 @pytest.mark.requirement("CFG-1")
