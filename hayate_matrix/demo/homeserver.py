@@ -1,8 +1,8 @@
 """A real Synapse on a free loopback port that is thrown away afterwards, for the demo and for the tests.
 
 Promise: nothing of it outlives the process that started it, and it never says nothing for over five seconds while it works.
-How: Synapse lives in an environment of its own (it is AGPL and is never imported), reads a configuration made here, and ends when the pipe to
-its parent closes, which also happens when the parent is killed.
+How: Synapse lives in an environment of its own (it is AGPL and is never imported), reads a configuration made here, and ends when the pipe
+to its parent closes, which also happens when the parent is killed.
 Not here: the people and rooms in it (demo/scene, tests/support/person).
 """
 
@@ -80,7 +80,7 @@ class HomeserverError(Exception):
 
 def tell(line: str) -> None:
     """Print `line` at once, to standard error."""
-    print(line, file=sys.stderr, flush=True)  # noqa: T201  the demo and the tests talk to a person
+    print(line, file=sys.stderr, flush=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,12 +135,11 @@ def _find_requirements() -> tuple[Path, Path]:
 def _run(command: list[str], what: str, say: Say) -> None:
     """Run `command`, pass its output on, and say that it still runs where it is silent."""
     started = time.monotonic()
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)  # noqa: S603  our own command
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     lines: queue.Queue[str | None] = queue.Queue()
 
     def read() -> None:
-        assert process.stdout is not None
-        for line in process.stdout:
+        for line in process.stdout or ():
             lines.put(line.rstrip())
         lines.put(None)
 
@@ -233,7 +232,12 @@ class Homeserver:
             "server_name": self.name,
             "public_baseurl": self.url,
             "listeners": [
-                {"port": self.port, "type": "http", "bind_addresses": ["127.0.0.1"], "resources": [{"names": ["client"], "compress": False}]}
+                {
+                    "port": self.port,
+                    "type": "http",
+                    "bind_addresses": ["127.0.0.1"],
+                    "resources": [{"names": ["client"], "compress": False}],
+                }
             ],
             "database": {"name": "sqlite3", "args": {"database": str(self.home / "homeserver.db")}},
             "media_store_path": str(self.home / "media"),
@@ -269,7 +273,7 @@ class Homeserver:
         started = time.monotonic()
         said = started
         self._say("Starting Synapse ...")
-        self._process = subprocess.Popen(  # noqa: S603  the interpreter of our own environment
+        self._process = subprocess.Popen(
             [str(self._python), "-c", _START, str(self.home / "homeserver.json")],
             cwd=self.home,
             stdin=subprocess.PIPE,
@@ -363,7 +367,7 @@ class Homeserver:
         path = "/_synapse/admin/v1/register"
         nonce = self.ask("GET", path)["nonce"]
         role = "admin" if is_admin else "notadmin"
-        mac = hmac.new(self._secret.encode(), "\0".join((nonce, name, password, role)).encode(), hashlib.sha1).hexdigest()
+        mac = hmac.new(self._secret.encode(), f"{nonce}\0{name}\0{password}\0{role}".encode(), hashlib.sha1).hexdigest()
         body = {"nonce": nonce, "username": name, "password": password, "admin": is_admin, "mac": mac}
         answer = self.ask("POST", path, body)
         return Login(answer["user_id"], answer["device_id"], answer["access_token"])

@@ -2,9 +2,9 @@
 
 Promise: no part is larger than its budget, the text stays whole and in order, a code block is never left open, and the HTML holds only
 tags and links of Matrix's own list, whatever the Markdown says.
-How: the text is parsed once into blocks; each block is rendered once to HTML and to its plain lines, and parts are filled block by block, so
-the work grows with the length of the text. A block that is too long alone is cut inside: a table between rows, a list between items, a code
-block between lines (closed and opened again), a paragraph between words.
+How: the text is parsed once into blocks; each block is rendered once to HTML and to its plain lines, and parts are filled block by block,
+so the work grows with the length of the text. A block that is too long alone is cut inside: a table between rows, a list between items,
+a code block between lines (closed and opened again), a paragraph between words.
 Not here: relations, mentions and the file that carries a reply too long for five messages (matrix/send).
 """
 
@@ -129,9 +129,9 @@ def _size(text: str) -> int:
 
 def _make_parser() -> MarkdownIt:
     parser = MarkdownIt("commonmark", {"html": False, "breaks": True, "maxNesting": _MOST_NESTING}).enable(["table", "strikethrough"])
-    parser.add_render_rule("image", _show_image)  # type: ignore[arg-type]  a rule without the renderer
-    parser.add_render_rule("s_open", lambda *_: "<del>")  # type: ignore[arg-type]
-    parser.add_render_rule("s_close", lambda *_: "</del>")  # type: ignore[arg-type]
+    parser.add_render_rule("image", _show_image)
+    parser.add_render_rule("s_open", lambda *_: "<del>")
+    parser.add_render_rule("s_close", lambda *_: "</del>")
     return parser
 
 

@@ -56,9 +56,7 @@ def cross_sign(url: str, token: str, user_id: str, device_id: str) -> Identity:
     _post(url, token, "/_matrix/client/v3/keys/device_signing/upload", identity.published())
     devices = _post(url, token, "/_matrix/client/v3/keys/query", {"device_keys": {user_id: [device_id]}})["device_keys"]
     device = {key: value for key, value in devices[user_id][device_id].items() if key not in ("signatures", "unsigned")}
-    answer = _post(
-        url, token, "/_matrix/client/v3/keys/signatures/upload", {user_id: {device_id: identity.sign("self_signing", device)}}
-    )
+    answer = _post(url, token, "/_matrix/client/v3/keys/signatures/upload", {user_id: {device_id: identity.sign("self_signing", device)}})
     assert not answer.get("failures"), answer
     return identity
 

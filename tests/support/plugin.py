@@ -33,7 +33,7 @@ def homeserver(request: pytest.FixtureRequest) -> Iterator[Homeserver]:
 
 @pytest_asyncio.fixture
 async def person(homeserver: Homeserver) -> AsyncIterator[MakePerson]:
-    """Make people: `alice = await person("alice")`; each is closed at the end of the test."""
+    """Makes people, each closed when the test ends."""
     if not HAS_OLM:
         pytest.skip(WHY_NO_OLM)
     async with contextlib.AsyncExitStack() as stack:

@@ -226,7 +226,7 @@ class FaultProxy:
 
     def _find(self, method: str, path: str) -> Fault | None:
         with self._lock:
-            rule = next((rule for rule in self._rules if rule._takes(method, path)), None)  # noqa: SLF001  its own rule
+            rule = next((rule for rule in self._rules if rule._takes(method, path)), None)
         return None if rule is None else rule.fault
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
@@ -266,7 +266,7 @@ class FaultProxy:
     @staticmethod
     def _drop(request: web.Request) -> web.Response:
         if request.transport is not None:
-            request.transport.abort()  # type: ignore[attr-defined]  a socket's transport has it
+            request.transport.abort()
         return web.Response()
 
     @staticmethod

@@ -5,12 +5,10 @@ from __future__ import annotations
 import asyncio
 import inspect
 import time
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-T = TypeVar("T")
+    from collections.abc import Callable
 
 
 class NeverHappened(AssertionError):
@@ -18,12 +16,12 @@ class NeverHappened(AssertionError):
 
 
 async def eventually(
-    look: Callable[[], T | Awaitable[T]],
+    look: Callable[[], Any],
     *,
     timeout_s: float = 20.0,
     what: str | Callable[[], object] = "",
     every_s: float = 0.02,
-) -> T:
+) -> Any:
     """Return what `look` gives as soon as it is true; `look` may be a coroutine function.
 
     `what` names the state in the error, or is called for a picture of it at the end.

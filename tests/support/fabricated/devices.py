@@ -12,7 +12,7 @@ import vodozemac as v
 from tests.support.identity import Identity, canonical
 
 if TYPE_CHECKING:
-    from tests.support.fabricated import FabricatedHomeserver
+    from tests.support.fabricated.server import FabricatedHomeserver
 
 OLM = "m.olm.v1.curve25519-aes-sha2"
 MEGOLM = "m.megolm.v1.aes-sha2"
@@ -82,7 +82,9 @@ class FabricatedDevice:
         """Return the name and the signed body of a one-time key, as the server gives it out once."""
         if not self.pool:
             self.account.generate_one_time_keys(ONE_TIME_KEYS)
-            self.pool = [(f"signed_curve25519:{name}", self.sign({"key": key.to_base64()})) for name, key in self.account.one_time_keys.items()]
+            self.pool = [
+                (f"signed_curve25519:{name}", self.sign({"key": key.to_base64()})) for name, key in self.account.one_time_keys.items()
+            ]
             self.account.mark_keys_as_published()
         return self.pool.pop()
 

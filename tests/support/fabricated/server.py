@@ -4,7 +4,7 @@
         bot = server.login("@bot:fab.test")
         alice = server.user("@alice:fab.test")
         room = server.room("!r:fab.test", members=[bot.user_id, alice.user_id], encrypted=True)
-        room.says(alice, "hello")                                   # encrypted where the room is; the key goes to the bot's devices
+        room.says(alice, "hello")            # encrypted where the room is; the key goes to the devices of the bot
         server.answers("PUT", "*/send/*", {"errcode": "M_UNKNOWN"}, status=500, times=2)
         server.adds_to_sync({"to_device": {"events": [{"type": None}]}})
 
@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Self
 from aiohttp import web
 
 from hayate_matrix.demo.homeserver import Login
-from tests.support.devices import MEGOLM, FabricatedDevice, FabricatedUser
+from tests.support.fabricated.devices import MEGOLM, FabricatedDevice, FabricatedUser
 from tests.support.identity import Identity
 
 if TYPE_CHECKING:
@@ -196,7 +196,7 @@ class FabricatedHomeserver:
 
     async def __aenter__(self) -> Self:
         """Listen on a free loopback port."""
-        from tests.support.fabricated_routes import make_application  # noqa: PLC0415  the routes know this class
+        from tests.support.fabricated.routes import make_application  # noqa: PLC0415  the routes know this class
 
         self._runner = web.AppRunner(make_application(self), access_log=None, shutdown_timeout=0.1, handler_cancellation=True)
         await self._runner.setup()
@@ -211,7 +211,7 @@ class FabricatedHomeserver:
 
     # --- what is there
 
-    def login(self, user_id: str, device_id: str = "BOTDEVICE", *, password: str = "pw") -> Login:
+    def login(self, user_id: str, device_id: str = "BOTDEVICE", *, password: str = "pw") -> Login:  # noqa: S107  made up
         """Make an account with a device that is logged in; its keys are what it uploads."""
         made = Login(user_id, device_id, f"token-{secrets.token_hex(6)}")
         self.logins[made.access_token] = made
@@ -245,7 +245,7 @@ class FabricatedHomeserver:
         room.has(first, "m.room.create", {"room_version": version, "creator": first}, state_key="")
         for user_id in people:
             room.member(user_id, displayname=user_id[1:].split(":")[0])
-        levels = {} if int(version) >= 12 else {first: 100}  # noqa: PLR2004  from version 12 on creators stand above the levels
+        levels = {} if int(version) >= 12 else {first: 100}
         room.has(first, "m.room.power_levels", {"users": levels, "users_default": 0, "events": {}, "state_default": 50}, state_key="")
         room.has(first, "m.room.join_rules", {"join_rule": "invite"}, state_key="")
         room.has(first, "m.room.history_visibility", {"history_visibility": "shared"}, state_key="")
@@ -264,8 +264,15 @@ class FabricatedHomeserver:
 
     # --- scripting
 
-    def answers(  # noqa: PLR0913  a sentence with as many parts
-        self, method: str, path: str, body: Any = None, *, status: int = 200, headers: dict[str, str] | None = None, times: int | None = None
+    def answers(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        *,
+        status: int = 200,
+        headers: dict[str, str] | None = None,
+        times: int | None = None,
     ) -> Answer:
         """Answer matching requests with `body` (JSON, or a string or bytes as they are), `times` times or until `end()`."""
 
@@ -412,7 +419,7 @@ class FabricatedHomeserver:
             answer = _lay_over(answer, part)
         return answer, bool(events or changed or parts or any(rooms.values()))
 
-    def _sync_room(self, room: FabricatedRoom, user_id: str, since: int | None, wanted: JSON, rooms: JSON, *, full: bool) -> None:  # noqa: PLR0913
+    def _sync_room(self, room: FabricatedRoom, user_id: str, since: int | None, wanted: JSON, rooms: JSON, *, full: bool) -> None:
         after = since or 0
         if user_id in room.invited and (room.invited[user_id] > after or full):
             kept = {"m.room.create", "m.room.encryption", "m.room.join_rules", "m.room.name"}
@@ -421,7 +428,10 @@ class FabricatedHomeserver:
             rooms["invite"][room.room_id] = {"invite_state": {"events": [{name: one[name] for name in fields} for one in stripped]}}
         elif user_id in room.left_at and room.left_at[user_id] > after and since is not None:
             events = [event for place, event in room.timeline if after < place <= room.left_at[user_id]]
-            rooms["leave"][room.room_id] = {"timeline": {"events": events, "limited": False, "prev_batch": f"t{after}"}, "state": {"events": []}}
+            rooms["leave"][room.room_id] = {
+                "timeline": {"events": events, "limited": False, "prev_batch": f"t{after}"},
+                "state": {"events": []},
+            }
         elif user_id in room.joined_at:
             is_new = since is None or room.joined_at[user_id] > after
             limit = int(wanted.get("room", {}).get("timeline", {}).get("limit", TIMELINE_LIMIT))
@@ -447,7 +457,7 @@ class FabricatedHomeserver:
             }
 
     @staticmethod
-    def _state_before(  # noqa: PLR0913
+    def _state_before(
         room: FabricatedRoom, first: int, start: int, wanted: JSON, shown: list[tuple[int, JSON]], *, full: bool
     ) -> list[JSON]:
         in_timeline = {id(event) for _, event in shown}
