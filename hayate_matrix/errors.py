@@ -15,11 +15,11 @@ HayateError                      problem, allowed, remedy; a stable code
 │   ├── DeliveryHeld             the room is denied, or the bot may not speak in it
 │   └── DeliveryUncertain        it can't be known whether it was sent; the operator decides
 └── GiveUpError                  give up: this piece of work ends
-├── DeliveryRefused          the homeserver will never take it
-├── MatrixError              the homeserver answered with a Matrix error code
-├── InputError               what a person, a model or a program sent can't be used
-├── StaleTransition          a row was no longer in the state that the change expects
-└── TurnFailed               the runtime could not answer; one sentence to the room
+    ├── DeliveryRefused          the homeserver will never take it
+    ├── MatrixError              the homeserver answered with a Matrix error code
+    ├── InputError               what a person, a model or a program sent can't be used
+    ├── StaleTransition          a row was no longer in the state that the change expects
+    └── TurnFailed               the runtime could not answer; one sentence to the room
 """
 
 from __future__ import annotations
