@@ -21,6 +21,7 @@ from hayate_matrix.core.transcript import Request
 from hayate_matrix.core.triggers import Address, decide_trigger, is_quick_exchange, strip_mention
 from hayate_matrix.harness.lanes import Work
 from hayate_matrix.harness.stopping import stop_task
+from hayate_matrix.log import get_logger
 from hayate_matrix.store.conversations import ensure_conversation, set_presence, set_streak
 from hayate_matrix.store.inbox import InboxRow
 
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
     from hayate_matrix.store.database import Connection
     from hayate_matrix.store.inbox import InboxKind
     from hayate_matrix.store.stores import Stores
+
+_log = get_logger(__name__)
 
 _BATCH_SIZE = 200
 """Facts in one transaction: others wait for the writer meanwhile, about 0.2 s."""
@@ -95,12 +98,25 @@ class Intake:
 
     def _take(self, connection: Connection, facts: Sequence[AnyFact]) -> Accepted:
         batch = _Batch(self._stores, self._rules, connection, self._clock.now())
-        known = self._stores.inbox.find_known(connection, [fact.event_id for fact in facts])
+        known = self._stores.inbox.find_known(connection, [fact.event_id for fact in facts if _is_storable(fact)])
         for fact in facts:
-            if fact.event_id not in known:
+            if not _is_storable(fact):
+                _log.warning("fact_refused", kind=type(fact).__name__)
+            elif fact.event_id not in known:
                 known.add(fact.event_id)
                 batch.take(fact)
         return batch.accepted
+
+
+def _is_storable(fact: AnyFact) -> bool:
+    """Tell whether the ids of a fact are text that every database takes; one hostile event must not stop all that come after it."""
+    ids = (fact.event_id, fact.room_id, fact.sender, *(getattr(fact, name, None) or "" for name in ("target", "thread", "reply_to")))
+    return not any(character == "\x00" or "\ud800" <= character <= "\udfff" for name in ids for character in name)
+
+
+def _clean(text: str) -> str:
+    """Return `text` as valid Unicode: half a surrogate pair, which JSON can write, would stop it at every later border."""
+    return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 class _Batch:
@@ -147,8 +163,8 @@ class _Batch:
         if any(row.kind == "redaction" for row in about):
             self._note(fact, conversation, "other", focus=focus)
             return
-        text = strip_mention(fact.body, fact.formatted_body, self._speaker)
-        content = Request(sender=fact.sender, text=text, file_name=fact.file_name)
+        text = strip_mention(_clean(fact.body), fact.formatted_body, self._speaker)
+        content = Request(sender=fact.sender, text=text, file_name=_clean(fact.file_name) if fact.file_name else None)
         if parse_command(text) is not None:
             self._put(fact, conversation, "command", focus, content)
             self.accepted.commands.append(fact.event_id)
@@ -167,7 +183,7 @@ class _Batch:
         self._put_request(fact, conversation, focus, content, answers=fact.event_id, reply_to=fact.reply_to)
 
     def _take_edit(self, fact: Edit, conversation: Conversation) -> None:
-        content = Request(sender=fact.sender, text=strip_mention(fact.body, fact.formatted_body, self._speaker))
+        content = Request(sender=fact.sender, text=strip_mention(_clean(fact.body), fact.formatted_body, self._speaker))
         row = self._inbox.find(self._connection, fact.target)
         is_welcome = conversation.is_present and bool(decide_person(self._rules.policy, fact.sender))
         if row is None:

@@ -6,7 +6,6 @@ import asyncio
 import sqlite3
 import stat
 import threading
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -22,6 +21,8 @@ from hayate_matrix.store.database import MIGRATIONS, SCHEMA_REVISION, Connection
 from hayate_matrix.store.schema import metadata
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tests.support.postgres import Postgres
 
 INSERT = text("INSERT INTO meta (name, value) VALUES (:name, 'x')")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING
 
 from hayate_matrix.core.deliveries import Delivery, Sent
@@ -10,6 +9,7 @@ from hayate_matrix.core.ids import EventId, RoomId
 from hayate_matrix.errors import DeliveryHeld
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Callable
 
 
