@@ -220,20 +220,20 @@ class Edge:
         self.is_cross_signed = True
 
     async def _was_rolled_back(self) -> bool:
-        """Whether the homeserver no longer has the last events that the bot saw: it was restored from an older copy (IN-10)."""
-        recent = await self._keystore.read(lambda: self._keystore.spool.list_recent(None, 3))
+        """Whether the homeserver no longer has the last event that the bot saw: it was restored from an older copy (IN-10).
+
+        A wrong yes costs one larger sync, since known events are known: so an event that is gone for another reason does no harm.
+        """
+        recent = await self._keystore.read(lambda: self._keystore.spool.list_recent(limit=1))
         for room_id, event_id in recent:
             path = f"/_matrix/client/v3/rooms/{quote(room_id, safe='')}/event/{quote(event_id, safe='')}"
             try:
                 await self._http.request("probe", "GET", path)
             except MatrixError as error:
                 if error.errcode == "M_NOT_FOUND":
-                    continue
-                # Not allowed to see it tells nothing: the bot may have left, or the history may be hidden.
-            return False
-        if recent:
-            _log.error("the homeserver has lost the last events that the bot saw; known rooms go on where they were")
-        return bool(recent)
+                    _log.error("the homeserver has lost the last event that the bot saw; known rooms go on where they were")
+                    return True
+        return False
 
     async def _renew_token(self, token: str, error: MatrixError) -> bool:
         async with self._login_lock:
@@ -340,18 +340,18 @@ class Edge:
         while True:
             loop = asyncio.create_task(self.sync.run(), name="edge.sync.loop")
             try:
-                while not loop.done():
-                    await asyncio.wait({loop}, timeout=LONG_POLL_S)
-                    if not loop.done() and self._is_stuck():
-                        _log.error("no sync was applied for three long polls; the loop is started again")
-                        break
-                else:
-                    loop.result()
+                while not self._is_stuck():
+                    look = asyncio.create_task(self._clock.sleep(LONG_POLL_S))
+                    await asyncio.wait({loop, look}, return_when=asyncio.FIRST_COMPLETED)
+                    look.cancel()
+                    if loop.done():
+                        loop.result()
+                _log.error("no sync was applied for three long polls; the loop is started again")
             finally:
                 loop.cancel()
                 with contextlib.suppress(asyncio.CancelledError, Exception):
                     await loop
-            self.sync.last_progress_at = self._clock.monotonic()
+            self.sync.last_progress_at = None
 
     def _is_stuck(self) -> bool:
         at = self.sync.last_progress_at

@@ -121,12 +121,12 @@ class Spool:
             (room_id, room_id, RECENT_KEPT),
         )
 
-    def list_recent(self, room_id: str | None, limit: int) -> list[tuple[RoomId, EventId]]:
-        """Return the last seen events, newest first, of one room or of all."""
-        where, values = ("where room_id = ? ", [room_id]) if room_id else ("", [])
+    def list_recent(self, *, limit: int) -> list[tuple[RoomId, EventId]]:
+        """Return the last seen events of rooms that the bot is in, newest first."""
         rows = self._keystore.db.execute(
-            f"select room_id, event_id from recent {where}order by seq desc limit ?",  # noqa: S608 - both forms are literals
-            [*values, limit],
+            "select e.room_id, e.event_id from recent e join rooms r on r.room_id = e.room_id where r.membership = 'join' "
+            "order by e.seq desc limit ?",
+            (limit,),
         )
         return [(RoomId(room), EventId(event)) for room, event in rows]
 
