@@ -20,17 +20,22 @@ if TYPE_CHECKING:
 
 MASK = "********"
 
-_LISTS = {
-    "matrix.rooms": allowlist.ROOM_FORMS,
-    "matrix.people": allowlist.PERSON_FORMS,
-    "matrix.inviters": allowlist.PERSON_FORMS,
-    "matrix.ignore": allowlist.PATTERN_FORMS,
+_ALLOWED = {
+    "matrix.homeserver": "an address like https://matrix.example.org, with a port if it needs one",
+    "matrix.user": "a whole user id (@bot:example.org)",
+    "matrix.rooms": f"a list; each item is {allowlist.ROOM_FORMS}",
+    "matrix.people": f"a list; each item is {allowlist.PERSON_FORMS}",
+    "matrix.inviters": f"a list; each item is {allowlist.PERSON_FORMS}",
+    "matrix.ignore": f"a list; each item is {allowlist.PATTERN_FORMS}",
+    "matrix.room_triggers": "a table of rooms, each with mention, thread or always; as a text room=trigger, separated by commas",
+    "commands.power": "a table of commands, each with a number from -100 to 100; as a text command=number, separated by commas",
+    "store.url": "sqlite:////var/lib/hayate/hayate.db or postgresql://user@host/name",
 }
+"""Words for settings whose type alone says too little."""
 
 _WORDS: dict[Any, str] = {
     bool: "true or false",
     Path: "a path; a relative one stands in the home",
-    dict: "a table; as a text key=value, more of them separated by commas",
 }
 
 
@@ -67,8 +72,8 @@ def mask(name: str, value: object) -> str:
 def describe_allowed(field: FieldInfo) -> str:
     """Return in words what the setting takes."""
     name = next((name for name, known in find_fields().items() if known is field), "")
-    if name in _LISTS:
-        return f"a list; each item is {_LISTS[name]}"
+    if name in _ALLOWED:
+        return _ALLOWED[name]
     limits = _read_limits(field)
     kind = _strip(field.annotation)
     if get_origin(kind) is Literal:

@@ -1,0 +1,153 @@
+"""The documentation says what the program does: every name has a heading, every block works."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import shlex
+import tomllib
+from pathlib import Path
+
+import pytest
+from typer.main import get_command
+
+from hayate_matrix import errors
+from hayate_matrix.cli.main import app
+from hayate_matrix.core.commands import COMMANDS
+from hayate_matrix.errors import HayateError, StopError
+from hayate_matrix.settings.model import Settings
+from hayate_matrix.settings.sources import load, to_variable
+from hayate_matrix.settings.words import describe_allowed, find_fields, mask
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")])
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def read(name: str) -> str:
+    return (ROOT / "docs" / name).read_text()
+
+
+def find_headings(text: str) -> set[str]:
+    return {line.lstrip("#").strip() for line in text.splitlines() if line.startswith("#")}
+
+
+def list_blocks(kind: str) -> list[object]:
+    found = []
+    for page in PAGES:
+        blocks = enumerate(FENCE.findall(page.read_text()))
+        found += [pytest.param(block, id=f"{page.relative_to(ROOT)}:{number}") for number, (name, block) in blocks if name == kind]
+    return found
+
+
+@pytest.mark.requirement("CFG-1")
+@pytest.mark.parametrize("name", find_fields())
+def test_each_setting_is_documented_as_it_is(name: str) -> None:
+    """The page holds heading, sentence, limits, default and variable of each setting, word for word."""
+    field = find_fields()[name]
+    section, _, key = name.partition(".")
+    default = mask(name, getattr(getattr(Settings(), section), key))
+    expected = f"### {name}\n\n{field.description}\n\n- allowed: {describe_allowed(field)}\n- default: `{default}`\n- variable: `{to_variable(name)}`\n"
+    assert expected in read("settings.md"), f"docs/settings.md lacks:\n{expected}"
+
+
+def test_no_setting_is_documented_that_does_not_exist() -> None:
+    """A setting that was removed is removed from the page."""
+    documented = {name for name in find_headings(read("settings.md")) if re.fullmatch(r"[a-z]+\.[a-z_]+", name)}
+    assert documented == set(find_fields())
+
+
+@pytest.mark.requirement("CMD-1")
+@pytest.mark.parametrize("name", COMMANDS)
+def test_each_room_command_has_a_heading(name: str) -> None:
+    """Whoever sees a command finds it in the reference."""
+    assert f"!{name}" in find_headings(read("commands.md"))
+
+
+def test_each_command_of_the_command_line_has_a_heading() -> None:
+    """Every command and subcommand is in the reference."""
+    command = get_command(app)
+    names = []
+    for name, one in command.commands.items():  # type: ignore[attr-defined]  # a typer app is a group
+        names += [f"{name} {inner}" for inner in getattr(one, "commands", {})] or [name]
+    assert {f"hayate-matrix {name}" for name in names} <= find_headings(read("commands.md"))
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, HayateError)],
+    ids=lambda kind: str(kind.code),
+)
+def test_each_error_code_has_a_heading_and_says_what_happens_next(kind: type[HayateError]) -> None:
+    """A program's code leads to a paragraph, with the exit code where it ends the program."""
+    text = read("errors.md")
+    assert kind.code in find_headings(text)
+    paragraph = text.split(f"\n## {kind.code}\n", 1)[1].split("\n## ", 1)[0]
+    if issubclass(kind, StopError):
+        assert f"exit code {kind.exit_code}" in paragraph
+
+
+@pytest.mark.requirement("CFG-1")
+@pytest.mark.parametrize("block", list_blocks("toml"))
+def test_each_settings_block_can_be_used(block: str, tmp_path: Path) -> None:
+    """What the documentation shows as settings is accepted as it stands."""
+    (tmp_path / "hayate.toml").write_text(block)
+    assert tomllib.loads(block)
+    assert load(home=tmp_path).places
+
+
+@pytest.mark.parametrize("block", list_blocks("console"))
+def test_each_command_block_can_be_typed(block: str) -> None:
+    """Each line that starts with `$` is a command with options that exist, or a name of the Makefile."""
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    lines = [line.removeprefix("$ ") for line in block.splitlines() if line.startswith("$ ")]
+    assert lines
+    for line in lines:
+        program, *arguments = shlex.split(line)
+        if program == "make":
+            assert arguments[0] in targets, line
+        else:
+            assert Path(program).name == "hayate-matrix", line
+            parse(arguments)
+
+
+def parse(arguments: list[str]) -> None:
+    """Parse a command line without running it; a command or an option that does not exist raises."""
+    command = get_command(app)
+    while hasattr(command, "commands"):
+        command = command.commands[arguments.pop(0)]
+    command.make_context("hayate-matrix", arguments)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    """No page links to a file that is not there."""
+    for target in re.findall(r"\]\(([^)#\s]+)", FENCE.sub("", page.read_text())):
+        if "://" not in target:
+            assert (page.parent / target).exists(), target
+
+
+@pytest.mark.requirement("NEW-3")
+def test_the_readme_is_short_and_begins_with_what_a_newcomer_needs() -> None:
+    """At most 150 lines; the two commands and a transcript stand within the first 25."""
+    lines = (ROOT / "README.md").read_text().splitlines()
+    assert len(lines) <= 150
+    top = "\n".join(lines[:25])
+    assert "make demo" in top
+    assert "make test" in top
+    assert len([line for line in lines[:25] if line.startswith("    @")]) >= 3
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs" / "decisions").glob("*.md")), ids=lambda page: page.name)
+def test_a_decision_is_short(page: Path) -> None:
+    """A decision is read in a minute: at most forty lines, with what it was decided against."""
+    text = page.read_text()
+    assert len(text.splitlines()) <= 40
+    assert "**Instead of**" in text
+
+
+def test_ci_runs_the_names_that_everybody_uses() -> None:
+    """CI does nothing but call the Makefile's check and test, and it is bounded in time."""
+    text = (ROOT / ".ci" / "run").read_text()
+    assert re.search(r"timeout \d+ make check", text)
+    assert re.search(r"timeout \d+ make test\n?$", text)
