@@ -35,8 +35,9 @@ def find_headings(text: str) -> set[str]:
 def list_blocks(kind: str) -> list[object]:
     found = []
     for page in PAGES:
-        blocks = enumerate(FENCE.findall(page.read_text()))
-        found += [pytest.param(block, id=f"{page.relative_to(ROOT)}:{number}") for number, (name, block) in blocks if name == kind]
+        for number, (name, block) in enumerate(FENCE.findall(page.read_text())):
+            if name == kind:
+                found.append(pytest.param(block, id=f"{page.relative_to(ROOT)}:{number}"))
     return found
 
 
@@ -47,7 +48,8 @@ def test_each_setting_is_documented_as_it_is(name: str) -> None:
     field = find_fields()[name]
     section, _, key = name.partition(".")
     default = mask(name, getattr(getattr(Settings(), section), key))
-    expected = f"### {name}\n\n{field.description}\n\n- allowed: {describe_allowed(field)}\n- default: `{default}`\n- variable: `{to_variable(name)}`\n"
+    limits = f"- allowed: {describe_allowed(field)}\n- default: `{default}`\n- variable: `{to_variable(name)}`\n"
+    expected = f"### {name}\n\n{field.description}\n\n{limits}"
     assert expected in read("settings.md"), f"docs/settings.md lacks:\n{expected}"
 
 
