@@ -10,6 +10,7 @@ import pytest
 
 from hayate_matrix.core.ids import RoomId
 from hayate_matrix.core.transcript import Request, Result, Steer
+from hayate_matrix.harness.rules import Senses
 from tests.support.desk import ALICE, DIRECT, ROOM, CountingRuntime, Desk
 from tests.support.waiting import eventually
 
@@ -256,8 +257,6 @@ async def test_the_message_replied_to_is_handed_over_as_reference(make_desk: Mak
         return f"{event_id} of {room_id}"
 
     def prepare(desk: Desk) -> None:
-        from hayate_matrix.harness.rules import Senses
-
         desk.senses = Senses(find_reference=find)
 
     desk = await make_desk(prepare)
@@ -294,8 +293,6 @@ async def test_a_full_disk_opens_no_new_turn(make_desk: MakeDesk) -> None:
     is_low = True
 
     def prepare(desk: Desk) -> None:
-        from hayate_matrix.harness.rules import Senses
-
         desk.senses = Senses(is_disk_low=lambda: is_low)
 
     desk = await make_desk(prepare)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import stat
 from typing import TYPE_CHECKING
 
@@ -102,7 +101,7 @@ def test_the_first_start_makes_a_key_that_stays(tmp_path: Path) -> None:
     assert len(key) == 32
     assert stat.S_IMODE((tmp_path / "secrets" / "store.key").stat().st_mode) == 0o600
     assert stat.S_IMODE((tmp_path / "secrets").stat().st_mode) == 0o700
-    assert os.listdir(tmp_path / "secrets") == ["store.key"]
+    assert [path.name for path in (tmp_path / "secrets").iterdir()] == ["store.key"]
 
 
 @pytest.mark.requirement("STO-8")

@@ -10,7 +10,7 @@ import pytest
 import sqlalchemy as sa
 
 from hayate_matrix.core.ids import MAIN_FOCUS, ConversationId, EventId, Focus, RoomId, SessionId, TaskId, UserId
-from hayate_matrix.core.transcript import Note, Removed, Request, Result, Said, Steer, ToolCall
+from hayate_matrix.core.transcript import Element, Note, Removed, Request, Result, Said, Steer, ToolCall
 from hayate_matrix.core.turns import MOVES, is_legal
 from hayate_matrix.errors import StaleTransition
 from hayate_matrix.store.conversations import ensure_conversation, find_conversation, get_room, set_answered, set_presence, set_streak
@@ -209,7 +209,7 @@ async def test_only_a_crash_counts_as_an_attempt(database: Database, stores: Sto
         await run(database, lambda connection: stores.tasks.check(connection, stale))
 
 
-ELEMENTS = [
+ELEMENTS: list[Element] = [
     Request(sender=ALICE, text=f"{SECRET} request", reference=f"{SECRET} reference"),
     Said(text=f"{SECRET} said", calls=(ToolCall(id="1", name="look", arguments=f'{{"x": "{SECRET}"}}'),), native=f"{SECRET} native"),
     Result(call_id="1", name="look", text=f"{SECRET} result", outcome="unknown"),

@@ -180,6 +180,6 @@ class Desk:
         await self.idle()
         return [delivery.text for delivery in self.gateway.room[seen:]]
 
-    async def count(self, statement: str) -> int:
+    async def count(self, statement: str, *values: str) -> int:
         """Return the number that a query gives."""
-        return await self.database.read(lambda connection: connection.exec_driver_sql(statement).scalar_one())
+        return await self.database.read(lambda connection: connection.exec_driver_sql(statement, values).scalar_one())

@@ -42,7 +42,7 @@ class Postgres:
     def make_database(self) -> str:
         name = f"test{next(self._numbers)}"
         with self.connect("postgres") as connection:
-            connection.execute(f"CREATE DATABASE {name}")  # type: ignore[call-overload]  # a name of our own
+            connection.execute(f"CREATE DATABASE {name}")
         return self.get_url(name)
 
     def get_url(self, name: str) -> str:
@@ -76,7 +76,7 @@ def run_postgres() -> Iterator[Postgres]:
             timeout=_DEADLINE_S,
         )
         # Without fsync: the tests show what the program does, not what this disk does.
-        command = [binaries / "postgres", "-D", folder / "data", "-k", folder, "-c", "listen_addresses=", "-c", "fsync=off"]
+        command = [str(binaries / "postgres"), "-D", str(folder / "data"), "-k", str(folder), "-c", "listen_addresses=", "-c", "fsync=off"]
         with log.open("wb") as output:
             server = subprocess.Popen([*as_user, *command], stdout=output, stderr=output, cwd=folder, env=environment)
         try:

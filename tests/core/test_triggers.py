@@ -1,0 +1,105 @@
+"""Whether a message is meant for the bot."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hayate_matrix.core.ids import UserId
+from hayate_matrix.core.triggers import Address, Speaker, Trigger, decide_trigger, is_quick_exchange, strip_mention
+
+BOT = UserId("@bot:example.org")
+OTHER = UserId("@other:example.org")
+SPEAKER = Speaker(user_id=BOT, names=("Hayate Matrix",))
+PILL = '<a href="https://matrix.to/#/@bot:example.org">Hayate Matrix</a>'
+
+
+@pytest.mark.requirement("ROOM-5")
+@pytest.mark.parametrize(
+    ("address", "expected"),
+    [
+        (Address(body="hello"), (False, False, True)),
+        (Address(body="hello", is_direct=True), (True, True, True)),
+        (Address(body="hello", is_reply_to_bot=True), (True, True, True)),
+        (Address(body="hello", is_in_addressed_thread=True), (False, True, True)),
+        (Address(body="hello", mentions=(BOT,)), (True, True, True)),
+        (Address(body="hello", mentions=(OTHER, BOT)), (True, True, True)),
+        (Address(body="bot: hello", mentions=()), (False, False, True)),
+        (Address(body="hello", mentions=(), pills=(BOT,)), (False, False, True)),
+        (Address(body="hello", pills=(BOT,)), (True, True, True)),
+        (Address(body="hello", pills=(OTHER,)), (False, False, True)),
+    ],
+)
+def test_what_triggers(address: Address, expected: tuple[bool, bool, bool]) -> None:
+    """`m.mentions` come first where the sender wrote them; then pills, then names; replies and threads as the setting says."""
+    settings: list[Trigger] = ["mention", "thread", "always"]
+    assert tuple(decide_trigger(address, SPEAKER, setting) for setting in settings) == expected
+
+
+@pytest.mark.requirement("ROOM-5")
+@pytest.mark.parametrize(
+    ("body", "is_called"),
+    [
+        ("bot: hello", True),
+        ("Bot, hello", True),
+        ("@bot hello", True),
+        ("@bot", True),
+        ("  @bot: hello", True),
+        ("@bot:example.org hello", True),
+        ("@bot:example.org: hello", True),
+        ("Hayate Matrix: hello", True),
+        ("@Hayate Matrix hello", True),
+        ("bot hello", False),
+        ("bots: hello", False),
+        ("@bots hello", False),
+        ("@bot:elsewhere.org hello", False),
+        ("@bot:example.orgs hello", False),
+        ("hello bot: are you there", False),
+        ("hello @bot", False),
+        ("", False),
+    ],
+)
+def test_a_name_at_the_start_calls_the_bot(body: str, *, is_called: bool) -> None:
+    """`@name` and `name:` at the start call it; the same name inside, a longer one, or an account of another server does not."""
+    assert decide_trigger(Address(body=body), SPEAKER, "mention") is is_called
+
+
+@pytest.mark.requirement("IN-8")
+@pytest.mark.parametrize(
+    ("body", "formatted", "text"),
+    [
+        ("  hello ", None, "hello "),
+        ("bot: hello", None, "hello"),
+        ("@bot   hello", None, "hello"),
+        ("@bot:example.org: hello", None, "hello"),
+        ("Hayate Matrix: !stop", f"{PILL}: !stop", "!stop"),
+        ("Hayate Matrix !stop", f"{PILL} !stop", "!stop"),
+        ("Some Nick hello", f"<p>{PILL.replace('Hayate Matrix', 'Some Nick')} hello</p>", "hello"),
+        ("@bot:example.org hello", PILL.replace("@", "%40", 1).replace("bot:", "bot%3A") + " hello", "hello"),
+        ("Hayate Matrix !stop", "<b>Hayate Matrix</b> !stop", "Hayate Matrix !stop"),
+        ("Some One hello", PILL.replace("@bot", "@one").replace("Hayate Matrix", "Some One") + " hello", "Some One hello"),
+        ("bother: hello", None, "bother: hello"),
+        ("@bot\nhello", None, "hello"),
+    ],
+)
+def test_the_leading_mention_is_removed(body: str, formatted: str | None, text: str) -> None:
+    """Leading blanks and the pill, `@name` or `name:` that calls the bot go; another's mention stays."""
+    assert strip_mention(body, formatted, SPEAKER) == text
+
+
+@given(st.text(), st.none() | st.text())
+def test_no_text_breaks_them(body: str, formatted: str | None) -> None:
+    """Any text is decided, and what is left of it ends like it."""
+    decide_trigger(Address(body=body, formatted_body=formatted), SPEAKER, "mention")
+    assert body.endswith(strip_mention(body, formatted, SPEAKER))
+
+
+@pytest.mark.requirement("IN-9")
+@pytest.mark.parametrize(
+    ("received", "answered", "has_work", "expected"),
+    [(20_000, 15_000, False, True), (20_000, 9_999, False, False), (20_000, None, False, False), (20_000, 15_000, True, False)],
+)
+def test_a_quick_exchange_answers_the_bot(received: int, answered: int | None, *, has_work: bool, expected: bool) -> None:
+    """Only what follows an answer closely, with nothing else waiting, counts."""
+    assert is_quick_exchange(received, answered, has_work=has_work) is expected

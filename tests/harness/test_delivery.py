@@ -1,0 +1,165 @@
+"""What is owed goes out in order and is settled once."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import pytest
+
+from hayate_matrix.core.ids import RoomId
+from hayate_matrix.errors import DeliveryRefused, DeliveryUncertain, HomeserverDown, MatrixError, StoreError
+from tests.support.desk import DIRECT, Desk
+from tests.support.waiting import eventually
+
+if TYPE_CHECKING:
+    from hayate_matrix.core.deliveries import Delivery
+
+OTHER = RoomId("!other")
+
+
+@pytest.mark.requirement("OUT-1", "REL-1")
+@pytest.mark.parametrize("is_behind", [False, True], ids=["before the commit", "behind the commit"])
+async def test_a_crash_between_send_and_settling_sends_once(desk: Desk, *, is_behind: bool) -> None:
+    """The row is delivered again under the same id, which the room takes once; its event ids are recorded."""
+    desk.database.kill_at, desk.database.is_behind = "delivery.settle", is_behind
+    await desk.say("echo once")
+    await eventually(lambda: desk.database.is_dead)
+    await desk.crash()
+    await desk.start()
+    await desk.idle()
+    assert desk.gateway.get_texts(DIRECT) == ["once"]
+    assert desk.gateway.calls == (1 if is_behind else 2)
+    assert await desk.count("SELECT count(*) FROM sent_events") == 1
+
+
+@pytest.mark.requirement("ROOM-3", "OUT-2")
+async def test_what_is_held_stays_in_order_and_goes_out_later(desk: Desk) -> None:
+    """A denied room gets nothing; once it is allowed again everything goes out in order. Other rooms never wait."""
+    desk.gateway.denied.add(DIRECT)
+    for number in range(3):
+        await desk.ask(f"echo {number}")
+    assert await desk.ask("echo elsewhere", room=OTHER, is_direct=True) == ["elsewhere"]
+    assert await desk.count("SELECT count(*) FROM outbox WHERE state = 'held'") == 3
+    desk.gateway.denied.clear()
+    assert await desk.ask("echo 3") == ["0", "1", "2", "3"]
+
+
+@pytest.mark.requirement("ROOM-3", "ROOM-10")
+@pytest.mark.parametrize("event", ["restart", "join", "release"])
+async def test_what_is_held_is_tried_again(desk: Desk, event: str) -> None:
+    """A start, a join of the bot, and word from the edge that the room may be allowed again, each try what is held."""
+    desk.gateway.denied.add(DIRECT)
+    await desk.ask("echo held")
+    desk.gateway.denied.clear()
+    match event:
+        case "restart":
+            await desk.stop()
+            await desk.start()
+        case "join":
+            await desk.accept(desk.own("join"))
+        case _:
+            await desk.harness.release(DIRECT)
+    await desk.idle()
+    assert desk.gateway.get_texts(DIRECT) == ["held"]
+
+
+@pytest.mark.requirement("OUT-2")
+@pytest.mark.parametrize(
+    ("error", "state"),
+    [
+        (DeliveryRefused("too large"), "refused"),
+        (MatrixError("M_TOO_LARGE", "too large", status=413), "refused"),
+        (DeliveryUncertain("who knows"), "uncertain"),
+    ],
+    ids=["refused", "Matrix error", "uncertain"],
+)
+async def test_a_row_that_ends_does_not_stop_those_behind_it(desk: Desk, error: Exception, state: str) -> None:
+    """A refused row is over, an uncertain one waits for the operator; both leave the way free, also after a restart."""
+
+    def fail(delivery: Delivery) -> None:
+        if delivery.text == "bad":
+            raise error
+
+    desk.gateway.on_deliver = fail
+    await desk.say("echo bad")
+    assert await desk.ask("echo good") == ["good"]
+    await desk.stop()
+    desk.gateway.on_deliver = None
+    await desk.start()
+    await desk.idle()
+    assert desk.gateway.get_texts(DIRECT) == ["good"]
+    assert await desk.count("SELECT count(*) FROM outbox WHERE state = ? AND reason IS NOT NULL", state) == 1
+
+
+@pytest.mark.requirement("OUT-2", "REL-3")
+async def test_a_gateway_that_asks_to_wait_is_asked_again(desk: Desk) -> None:
+    """The same row goes out later, before those behind it."""
+    left = 3
+
+    def fail(_delivery: Delivery) -> None:
+        nonlocal left
+        left -= 1
+        if left >= 0:
+            raise HomeserverDown("no answer")
+
+    desk.gateway.on_deliver = fail
+    await desk.accept(desk.message("echo 0"), desk.message("echo 1"))
+    for _ in range(3):
+        await eventually(lambda: desk.clock.waits)
+        desk.clock.jump(1)
+    await desk.idle()
+    assert desk.gateway.get_texts(DIRECT) == ["0", "1"]
+
+
+@pytest.mark.requirement("OUT-1", "OUT-2")
+async def test_a_lost_answer_is_asked_for_again_and_ends_with_the_operator(desk: Desk) -> None:
+    """An error of the edge that nobody foresaw is tried again with growing pauses; if it stays, the row waits for the operator."""
+    desk.gateway.is_losing_answers = True
+    await desk.say("echo lost")
+    for pause in (1, 2, 4, 8, 16):
+        await eventually(lambda: desk.clock.waits)
+        desk.clock.jump(pause)
+    await desk.idle()
+    assert desk.gateway.get_texts(DIRECT) == ["lost"]
+    assert desk.gateway.calls == 5
+    assert await desk.count("SELECT count(*) FROM outbox WHERE state = 'uncertain'") == 1
+    desk.gateway.is_losing_answers = False
+    assert await desk.ask("echo next") == ["next"]
+
+
+@pytest.mark.requirement("OUT-2")
+async def test_a_slow_room_keeps_no_other_waiting(desk: Desk) -> None:
+    """A delivery that takes for ever in one room does not stop another room's."""
+    held = asyncio.Event()
+    deliver = desk.gateway.deliver
+
+    async def slow(delivery: Delivery) -> object:
+        if delivery.room_id == DIRECT:
+            await held.wait()
+        return await deliver(delivery)
+
+    desk.gateway.deliver = slow  # type: ignore[method-assign,assignment]
+    await desk.say("echo slow")
+    await desk.say("echo quick", room=OTHER, is_direct=True)
+    await eventually(lambda: desk.gateway.get_texts(OTHER) == ["quick"])
+    assert desk.gateway.get_texts(DIRECT) == []
+    held.set()
+    await desk.idle()
+    assert desk.gateway.get_texts(DIRECT) == ["slow"]
+
+
+@pytest.mark.requirement("STO-5")
+async def test_a_store_that_fails_ends_the_harness(desk: Desk) -> None:
+    """What only the operator can mend is raised to whoever watches; nothing goes on half."""
+
+    def fail(_delivery: Delivery) -> None:
+        raise StoreError("The disk is gone.")
+
+    desk.gateway.on_deliver = fail
+    watch = asyncio.ensure_future(desk.harness.watch())
+    await desk.say("echo x")
+    with pytest.raises(StoreError, match="The disk is gone"):
+        await asyncio.wait_for(watch, 20)
+    with pytest.raises(StoreError):
+        await desk.idle()
