@@ -45,7 +45,7 @@ _FORMS = [
 
 _WITHHELD = frozenset({"nio.events.misc", "nio.responses"})
 """These print what failed to validate: a decrypted message, or a room key."""
-_QUIET = ("nio", "peewee", "sqlalchemy", "alembic", "aiohttp.access", "asyncio")
+_QUIET = ("nio", "markdown_it", "peewee", "sqlalchemy", "alembic", "aiohttp.access", "asyncio")
 """Libraries whose lines below a warning hold statements with values, or say nothing to an operator."""
 
 _hidden: set[str] = set()

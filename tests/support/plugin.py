@@ -9,12 +9,16 @@ import pytest
 import pytest_asyncio
 
 from hayate_matrix.demo.homeserver import Homeserver
+from tests.support.bot import Bot
 from tests.support.person import HAS_OLM, WHY_NO_OLM, Person
 from tests.support.person import person as make_person
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+    from pathlib import Path
+    from typing import Any
 
+    MakeBot = Callable[..., Awaitable[Bot]]
     MakePerson = Callable[..., Awaitable[Person]]
 
 
@@ -42,6 +46,21 @@ async def person(homeserver: Homeserver) -> AsyncIterator[MakePerson]:
             return await stack.enter_async_context(await make_person(homeserver, name, url=url))
 
         yield make
+
+
+@pytest_asyncio.fixture
+async def make_bot(homeserver: Homeserver, tmp_path: Path) -> AsyncIterator[MakeBot]:
+    """Makes real bots, logged in and not yet started; each is killed when the test ends."""
+    made: list[Bot] = []
+
+    async def make(**more: Any) -> Bot:
+        bot = await Bot.make(homeserver, tmp_path, **more)
+        made.append(bot)
+        return bot
+
+    yield make
+    for bot in made:
+        await bot.kill()
 
 
 def pytest_configure(config: pytest.Config) -> None:

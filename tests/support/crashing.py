@@ -1,0 +1,136 @@
+"""Durable steps and how to die at one of them: the list is read from the code, the kill is put below it.
+
+    python -m tests.support.crashing CRASH run ...      runs `hayate-matrix run ...` and kills itself where CRASH says
+
+A step is a literal name: of a transaction (`transaction("area.verb", ...)`) or of a request (`request("label", ...)`).
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import signal
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+PACKAGE = Path(__file__).resolve().parents[2] / "hayate_matrix"
+Kind = Literal["transaction", "request"]
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Step:
+    """One durable step."""
+
+    kind: Kind
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Crash:
+    """SIGKILL at the `nth` time of a step: before its commit or request, or after it and before anybody hears of it."""
+
+    step: Step
+    when: Literal["before", "after"]
+    nth: int = 1
+
+    def __str__(self) -> str:
+        """Return the name of the test."""
+        return f"{self.step.kind} {self.step.name} {self.when}"
+
+    def dump(self) -> str:
+        """Return one argument that `load` reads."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def load(cls, text: str) -> Crash:
+        """Return what `dump` wrote."""
+        fields = json.loads(text)
+        return cls(**{**fields, "step": Step(**fields["step"])})
+
+
+def find_steps() -> list[Step]:
+    """Return every durable step of the package, read from its source; the demo's people are not the bot."""
+    paths = [path for path in PACKAGE.rglob("*.py") if "demo" not in path.parts]
+    calls = [node for path in paths for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call) and node.args]
+    found: set[Step] = set()
+    for call in calls:
+        name = call.args[0]
+        if isinstance(call.func, ast.Attribute) and isinstance(name, ast.Constant) and isinstance(name.value, str):
+            if call.func.attr == "transaction":
+                found.add(Step("transaction", name.value))
+            elif call.func.attr == "request":
+                found.add(Step("request", name.value))
+    return sorted(found)
+
+
+def _die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+class _Trap:
+    """Counts the times of the step, and says when it is time to die."""
+
+    def __init__(self, crash: Crash) -> None:
+        self.crash = crash
+        self.count = 0
+
+    def is_now(self, kind: Kind, name: str) -> bool:
+        if Step(kind, name) != self.crash.step:
+            return False
+        self.count += 1
+        return self.count == self.crash.nth
+
+    def around_transaction(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Return `original`, a method that runs work and commits, with the kill before or after its commit."""
+
+        def transact(owner: object, name: str, work: Callable[..., Any]) -> Any:
+            if not self.is_now("transaction", name):
+                return original(owner, name, work)
+
+            def work_and_die(*arguments: Any) -> None:
+                work(*arguments)
+                _die()
+
+            original(owner, name, work_and_die if self.crash.when == "before" else work)
+            return _die()
+
+        return transact
+
+    def around_request(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Return `original`, a request, with the kill before it is sent or after its answer came."""
+
+        async def request(owner: object, label: str, *arguments: Any, **more: Any) -> Any:
+            dies = self.is_now("request", label)
+            if dies and self.crash.when == "before":
+                _die()
+            answer = await original(owner, label, *arguments, **more)
+            if dies:
+                _die()
+            return answer
+
+        return request
+
+
+def arm(crash: Crash) -> None:
+    """Put the kill in place, below our code's own calls: a commit's in the thread that commits."""
+    from hayate_matrix.matrix.http import Http  # noqa: PLC0415  the list of steps is read without the program
+    from hayate_matrix.matrix.keystore import KeyStore  # noqa: PLC0415
+    from hayate_matrix.store.database import Database  # noqa: PLC0415
+
+    trap = _Trap(crash)
+    Database._write = trap.around_transaction(Database._write)  # type: ignore[method-assign]
+    KeyStore._transact = trap.around_transaction(KeyStore._transact)  # type: ignore[method-assign]
+    Http.request = trap.around_request(Http.request)  # type: ignore[method-assign]
+
+
+if __name__ == "__main__":
+    arm(Crash.load(sys.argv[1]))
+    from hayate_matrix.cli.main import main
+
+    main(sys.argv[2:])
