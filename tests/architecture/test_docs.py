@@ -7,6 +7,7 @@ import re
 import shlex
 import tomllib
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from typer.main import get_command
@@ -18,6 +19,9 @@ from hayate_matrix.errors import HayateError, StopError
 from hayate_matrix.settings.model import Settings
 from hayate_matrix.settings.sources import load, to_variable
 from hayate_matrix.settings.words import describe_allowed, find_fields, mask
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")])
@@ -32,7 +36,7 @@ def find_headings(text: str) -> set[str]:
     return {line.lstrip("#").strip() for line in text.splitlines() if line.startswith("#")}
 
 
-def list_blocks(kind: str) -> list[object]:
+def list_blocks(kind: str) -> Sequence[object]:
     found = []
     for page in PAGES:
         for number, (name, block) in enumerate(FENCE.findall(page.read_text())):
