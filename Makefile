@@ -41,7 +41,7 @@ audit: ## ask the advisory database about the pinned packages (needs the network
 	@$(LOUD) "installing the auditor into .venv-audit" \
 	    .venv-audit/bin/python -m pip install --disable-pip-version-check --require-hashes --quiet -r deploy/requirements-audit.txt
 	@$(LOUD) "asking about the pinned packages" \
-	    .venv-audit/bin/pip-audit --require-hashes --disable-pip -r deploy/requirements-run.txt
+	    .venv-audit/bin/pip-audit --strict --require-hashes --disable-pip -r deploy/requirements-run.txt
 
 lock: ## write the pinned files anew from pyproject.toml (needs uv); UPGRADE=1 takes newer versions
 	@sh deploy/lock.sh

@@ -18,6 +18,7 @@ from hayate_matrix.core.allowlist import (
     decide_inviter,
     decide_person,
     decide_room,
+    describe_rooms,
     parse_pattern,
     parse_person,
     parse_room,
@@ -230,6 +231,14 @@ def test_a_direct_message_entry_holds_only_while_nobody_else_is_there() -> None:
     assert decide_room(policy, view(ROOM, BOB), {}).reason == "not-listed"
     assert decide_room(policy, view(), {}).reason == "members-unknown"
     assert decide_room(policy, RoomView(room_id=ROOM, others=frozenset()), {}).reason == "not-listed"
+
+
+@pytest.mark.requirement("ROOM-1")
+def test_the_three_allowlists_are_told_apart_in_words() -> None:
+    """Whoever reads which allowlist is in force can't take one for another."""
+    assert describe_rooms(None).startswith("unset: every room is served")
+    assert describe_rooms(()) == "an empty list: all rooms are denied"
+    assert describe_rooms(("!a:b.org", "!c:b.org")) == "a list of 2"
 
 
 @pytest.mark.requirement("ROOM-1")
