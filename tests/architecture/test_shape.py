@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -120,6 +121,20 @@ def test_pinned_files_hold_names_versions_and_hashes_only(path: Path) -> None:
         assert re.fullmatch(
             r"[a-z0-9][a-z0-9._\-]*==[^\s:/]+( ; [a-z_'\"<>=!.0-9A-Z() \-]+)? \\| {4}--hash=sha256:[0-9a-f]{64}( \\)?", line
         ), line
+
+
+@pytest.mark.requirement("SEC-5")
+def test_what_is_imported_is_declared() -> None:
+    """The package leans on no library that only happens to be there because another one brought it."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    declared = {re.split(r"[\[<>=~ ]", text)[0].lower() for text in project["dependencies"] + project["optional-dependencies"]["postgres"]}
+    names = {"nio": "matrix-nio", "markdown_it": "markdown-it-py", "pydantic_core": "pydantic", "pydantic_settings": "pydantic-settings"}
+    for path in list_tracked("hayate_matrix/*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            modules = [part.name for part in node.names] if isinstance(node, ast.Import) else []
+            modules += [node.module] if isinstance(node, ast.ImportFrom) and node.module else []
+            for top in {module.partition(".")[0] for module in modules} - {"hayate_matrix"} - sys.stdlib_module_names:
+                assert names.get(top, top) in declared, f"{path.name}:{node.lineno}: {top}"
 
 
 @pytest.mark.parametrize(
