@@ -134,7 +134,7 @@ def test_what_is_imported_is_declared() -> None:
             modules = [part.name for part in node.names] if isinstance(node, ast.Import) else []
             modules += [node.module] if isinstance(node, ast.ImportFrom) and node.module else []
             for top in {module.partition(".")[0] for module in modules} - {"hayate_matrix"} - sys.stdlib_module_names:
-                assert names.get(top, top) in declared, f"{path.name}:{node.lineno}: {top}"
+                assert names.get(top, top) in declared, f"{path.name}: {top}"
 
 
 @pytest.mark.parametrize(

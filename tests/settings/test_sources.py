@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Literal
 import pytest
 from pydantic import SecretStr
 
+from hayate_matrix.core.allowlist import Policy, RoomEntry
+from hayate_matrix.core.ids import UserId
 from hayate_matrix.errors import SettingsError
-from hayate_matrix.settings.model import Settings
+from hayate_matrix.settings.model import Matrix, Settings
 from hayate_matrix.settings.sources import Loaded, find_home, load, read_secret, to_variable
 from hayate_matrix.settings.words import MASK, find_fields
 
@@ -353,6 +355,19 @@ def test_every_setting_has_a_default_and_one_sentence() -> None:
         assert field.description, name
         assert field.description.endswith("."), name
         assert not re.search(r"\.\s", field.description), f"{name}: more than one sentence"
+
+
+@pytest.mark.requirement("ROOM-1", "ROOM-4")
+@pytest.mark.parametrize(
+    ("rooms", "policy_rooms"),
+    [(None, None), ((), ()), (("#ops:b.org", "dm:@ann:b.org"), (RoomEntry("alias", "#ops:b.org"), RoomEntry("dm", "@ann:b.org")))],
+)
+def test_the_policy_is_what_was_set(rooms: tuple[str, ...] | None, policy_rooms: tuple[RoomEntry, ...] | None) -> None:
+    """Unset, empty and filled reach the decisions as three things."""
+    matrix = Matrix(rooms=rooms, people=("@ann:b.org",), inviters=(), ignore=("@_irc_*:*",))
+    assert matrix.make_policy(UserId("@bot:b.org")) == Policy(
+        own_user_id=UserId("@bot:b.org"), rooms=policy_rooms, people=("@ann:b.org",), inviters=(), ignore=("@_irc_*:*",)
+    )
 
 
 @pytest.mark.requirement("CFG-1")
