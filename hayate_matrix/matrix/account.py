@@ -14,7 +14,6 @@ import os
 import stat
 import tempfile
 from dataclasses import dataclass
-from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -206,7 +205,7 @@ class Account:
         """
         if error.errcode == "M_USER_DEACTIVATED":
             raise AccountError(f"The account {self.credentials.user_id} was deactivated.", remedy="Use another account.") from error
-        if error.errcode not in {"M_UNKNOWN_TOKEN", "M_MISSING_TOKEN"} and error.status != HTTPStatus.UNAUTHORIZED:
+        if error.errcode not in {"M_UNKNOWN_TOKEN", "M_MISSING_TOKEN"}:
             raise error
         device = self.credentials.device_id
         if error.body.get("soft_logout") is not True:

@@ -105,6 +105,17 @@ async def test_a_wrong_password_is_asked_once_and_never_shown(server: Fabricated
 
 
 @pytest.mark.requirement("ACC-1")
+@pytest.mark.parametrize(("errcode", "told"), [("M_USER_DEACTIVATED", "was deactivated"), ("M_INVALID_USERNAME", "M_INVALID_USERNAME")])
+async def test_another_refusal_is_told_by_its_reason(
+    server: FabricatedHomeserver, http: Http, tmp_path: Path, errcode: str, told: str
+) -> None:
+    """An account that is no more is not taken for a wrong password."""
+    server.answers("POST", "*/login", {"errcode": errcode, "error": ""}, status=403)
+    with pytest.raises(AccountError, match=told):
+        await log_in(http, tmp_path)
+
+
+@pytest.mark.requirement("ACC-1")
 async def test_a_server_without_password_logins_is_told_apart(server: FabricatedHomeserver, http: Http, tmp_path: Path) -> None:
     """Where the server offers other ways alone, the password is not even sent."""
     server.answers("GET", "*/login", {"flows": [{"type": "m.login.sso"}]})
@@ -239,10 +250,10 @@ async def test_a_logout_that_cannot_be_mended_stops_with_78_and_a_sentence(
 async def test_an_error_that_is_not_about_the_token_is_passed_on(http: Http, tmp_path: Path) -> None:
     """What is no logout is left to whoever asked."""
     credentials = Credentials(homeserver="http://x", user_id=UserId(BOT), device_id=DeviceId("D"), access_token="syt_x")
-    error = MatrixError("M_FORBIDDEN", "no", status=403)
-    with pytest.raises(MatrixError) as caught:
-        await make_account(http, tmp_path, credentials).recover(error)
-    assert caught.value is error
+    for error in (MatrixError("M_FORBIDDEN", "no", status=403), MatrixError("M_FORBIDDEN", "no", status=401)):
+        with pytest.raises(MatrixError) as caught:
+            await make_account(http, tmp_path, credentials).recover(error)
+        assert caught.value is error
 
 
 @pytest.mark.requirement("ACC-1", "SEC-3", "STO-1")
