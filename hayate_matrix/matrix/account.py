@@ -109,13 +109,23 @@ def save_credentials(secrets_dir: Path, credentials: Credentials) -> None:
 
 
 async def log_in_with_password(
-    http: Http, secrets_dir: Path, user: str, password: str, *, device_name: str, device_id: DeviceId | None = None
+    http: Http,
+    secrets_dir: Path,
+    user: str,
+    password: str,
+    *,
+    device_name: str,
+    device_id: DeviceId | None = None,
+    retry: bool = False,
 ) -> Credentials:
     """Log in by password, keep what the server gave, and return it; without `device_id` the server makes a new device.
 
+    `http` takes the new token over once it is on disk; requests that are under way go on with the old one. `retry` waits a server that
+    can't be reached out.
+
     Raises:
         AccountError: the server refused, or does not offer a login by password; the text says what to do.
-        WaitError: no answer (HomeserverDown, RateLimited); nothing was changed.
+        WaitError: no answer (HomeserverDown, RateLimited), without `retry`; nothing was changed.
     """
     log.hide(password)
     body: dict[str, Any] = {
@@ -126,12 +136,14 @@ async def log_in_with_password(
     }
     if device_id is not None:
         body["device_id"] = device_id
-    http.access_token = ""
+    anonymous = http.make_anonymous()
     try:
-        await _require_password_flow(http)
-        answer = await http.request("account.login", "POST", "/_matrix/client/v3/login", body=body, retry=False)
+        await _require_password_flow(anonymous, retry=retry)
+        answer = await anonymous.request("account.login", "POST", "/_matrix/client/v3/login", body=body, retry=retry)
     except MatrixError as error:
         raise _refused_login(error, user) from error
+    finally:
+        await anonymous.close()
     credentials = _read_answer(http, answer, answer.get("access_token"))
     if device_id is not None and credentials.device_id != device_id:
         problem = f"The homeserver logged in the device {credentials.device_id} where {device_id} was asked for."
@@ -215,13 +227,14 @@ class Account:
             problem = f"The homeserver asks the device {device} to log in again, and no password is set."
             raise AccountError(problem, remedy=f"Set matrix.password_file. {_LOGIN_AGAIN}") from error
         _log.warning("logging in again for the same device", device_id=device)
+        user = self.credentials.user_id
         self.credentials = await log_in_with_password(
-            self._http, self._secrets_dir, self.credentials.user_id, password, device_name=self._device_name, device_id=device
+            self._http, self._secrets_dir, user, password, device_name=self._device_name, device_id=device, retry=True
         )
 
 
-async def _require_password_flow(http: Http) -> None:
-    answer = await http.request("account.flows", "GET", "/_matrix/client/v3/login", retry=False)
+async def _require_password_flow(http: Http, *, retry: bool) -> None:
+    answer = await http.request("account.flows", "GET", "/_matrix/client/v3/login", retry=retry)
     flows = answer.get("flows")
     found = [flow.get("type") for flow in flows if isinstance(flow, dict)] if isinstance(flows, list) else []
     if "m.login.password" not in found:

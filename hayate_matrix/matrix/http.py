@@ -90,6 +90,10 @@ class Http:
         """Return the homeserver's time in milliseconds since the epoch, as its last `Date` header told."""
         return int((self._clock.now().timestamp() + self.server_offset_s) * 1000)
 
+    def make_anonymous(self) -> Http:
+        """Return another connection to the same homeserver that sends no token and renews none: a login while requests are under way."""
+        return Http(self.homeserver, self._clock, jitter=self._jitter)
+
     async def close(self) -> None:
         """Close the connections; requests after this open new ones."""
         if self._session is not None:

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
+    from aiohttp import web
+
 BOT = "@bot:fab.test"
 PASSWORD = "a password with blanks"
 
@@ -218,6 +220,30 @@ async def test_a_soft_logout_logs_the_same_device_in_again(server: FabricatedHom
     assert load_credentials(tmp_path) == account.credentials
     assert http.access_token == account.credentials.access_token
     await account.check()
+
+
+@pytest.mark.requirement("ACC-1", "REL-3")
+async def test_a_login_again_waits_an_unreachable_server_out_and_disturbs_no_other_request(
+    server: FabricatedHomeserver, tmp_path: Path
+) -> None:
+    """While the bot logs in again no request loses its token, the login carries none, and a page in between changes nothing."""
+    clock = Now()
+    http = Http(server.url, clock, jitter=0)
+    kept = await log_in(http, tmp_path)
+    server.asked.clear()
+    seen: list[str | None] = []
+
+    def look(request: web.Request, _body: object) -> None:
+        seen.append(request.headers.get("Authorization"))
+        assert http.access_token == kept.access_token
+
+    server.handles("*", "*/login", look)
+    server.answers("POST", "*/login", "<html>Bad gateway</html>", status=502, times=1)
+    account = make_account(http, tmp_path, kept)
+    await account.recover(MatrixError("M_UNKNOWN_TOKEN", "", status=401, body={"soft_logout": True}))
+    assert seen == [None, None]
+    assert http.access_token == account.credentials.access_token != kept.access_token
+    await http.close()
 
 
 @pytest.mark.requirement("ACC-1")
