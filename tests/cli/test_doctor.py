@@ -225,8 +225,11 @@ def test_files_that_others_can_read_are_told(call: Call, well: FabricatedHomeser
     assert text.startswith("fault")
     assert "hayate.db" in text
     assert "chmod -R go=" in text
+    assert "more" not in text
     (home / "secrets" / "store.key").chmod(0o644)
-    assert find(call("doctor").out, "sealing").startswith("fault")
+    outcome = call("doctor")
+    assert find(outcome.out, "sealing").startswith("fault")
+    assert "and 1 more" in find(outcome.out, "home")
 
 
 @pytest.mark.requirement("STO-11", "NEW-2")

@@ -308,10 +308,13 @@ def test_a_failed_write_leaves_the_old_credentials(tmp_path: Path, monkeypatch: 
     old = Credentials(homeserver="https://x.org", user_id=UserId(BOT), device_id=DeviceId("D"), access_token="syt_old_token")
     save_credentials(tmp_path, old)
 
-    def fail(_handle: int) -> None:
-        raise OSError(28, "No space left on device")
+    left = [OSError(28, "No space left on device")]
 
-    monkeypatch.setattr("os.fsync", fail)
+    def fail_once(_handle: int) -> None:
+        if left:
+            raise left.pop()
+
+    monkeypatch.setattr("os.fsync", fail_once)
     new = Credentials(homeserver="https://x.org", user_id=UserId(BOT), device_id=DeviceId("D"), access_token="syt_new_token")
     with pytest.raises(AccountError, match="No space left"):
         save_credentials(tmp_path, new)

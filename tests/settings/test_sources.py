@@ -232,6 +232,8 @@ def test_one_row_of_a_table_has_a_variable(world: World, monkeypatch: pytest.Mon
         ("matrix.homeserver", "https://example.org:99999", "is no address of a homeserver"),
         ("matrix.user", "bot", "'bot' is no user id"),
         ("matrix.device_name", "", "is too small"),
+        ("matrix.device_name", "x" * 101, "is too large"),
+        ("harness.parallel_turns", "65", '"65" is too large'),
         ("store.low_water_bytes", "5", "a whole number from 1048576"),
     ],
 )
