@@ -49,7 +49,10 @@ def look_at(url: str | Path) -> Look:
         if not path.exists():
             return Look(where=str(path))
         where = str(path)
-        engine = sa.create_engine("sqlite+pysqlite://", creator=lambda: sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True))
+        # Without a -wal file nobody has it open, and "immutable" keeps SQLite from leaving one behind.
+        is_open = path.with_name(f"{path.name}-wal").exists()
+        uri = f"{path.absolute().as_uri()}?{'mode=ro' if is_open else 'immutable=1'}"
+        engine = sa.create_engine("sqlite+pysqlite://", creator=lambda: sqlite3.connect(uri, uri=True))
     else:
         engine = sa.create_engine(address, connect_args={"connect_timeout": _PATIENCE_S, "application_name": "hayate-matrix doctor"})
     try:
