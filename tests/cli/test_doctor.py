@@ -228,6 +228,14 @@ def test_files_that_others_can_read_are_told(call: Call, well: FabricatedHomeser
     assert "and 1 more" in find(outcome.out, "home")
 
 
+@pytest.mark.requirement("STO-8")
+def test_texts_that_are_stored_readable_are_told(call: Call, well: FabricatedHomeserver) -> None:
+    """Whoever turned sealing off is reminded of it."""
+    text = find(call("doctor", "--set", "store.seal=false").out, "sealing")
+    assert text.startswith("note")
+    assert "stored readable" in text
+
+
 @pytest.mark.requirement("STO-11", "NEW-2")
 def test_a_disk_that_is_low_is_told(call: Call, well: FabricatedHomeserver) -> None:
     """The space that is left is compared with the setting."""
