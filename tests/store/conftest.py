@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 from typing import TYPE_CHECKING
 
@@ -20,7 +21,9 @@ if TYPE_CHECKING:
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[Postgres]:
     if find_binaries() is None:
-        pytest.fail(HOW_TO_GET_IT)
+        if os.environ.get("CI"):
+            pytest.fail(HOW_TO_GET_IT)
+        pytest.skip(HOW_TO_GET_IT)  # a newcomer without root gets all the other tests
     with run_postgres() as running:
         yield running
 
