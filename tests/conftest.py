@@ -6,7 +6,12 @@ import ipaddress
 import sys
 from typing import Any
 
+import hypothesis
 import pytest
+
+# A slow machine is no fault: no test asserts a time, and neither does hypothesis.
+hypothesis.settings.register_profile("ours", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.load_profile("ours")
 
 pytest_plugins = ["tests.support.plugin"]
 
