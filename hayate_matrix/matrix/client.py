@@ -320,8 +320,7 @@ class Edge:
 
     async def _tend_memberships(self) -> None:
         while True:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._has_invites.wait(), timeout=_CHORES_S)
+            await self._has_invites.wait()
             self._has_invites.clear()
             await self._memberships.tend()
 
@@ -329,6 +328,7 @@ class Edge:
         while True:
             await self._clock.sleep(_CHORES_S)
             await self._memberships.resolve_aliases()
+            self._has_invites.set()
             if await self._gaps.free_overdue():
                 self._has_facts.set()
             if self._options.is_encryption_on:

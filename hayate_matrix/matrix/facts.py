@@ -66,12 +66,14 @@ def read_fact(
         is_encrypted=is_encrypted,
         provenance=provenance,
     )
-    if event_type == "m.room.member":
+    is_state = "state_key" in event and not is_encrypted
+    if is_state and event_type == "m.room.member":
         return _read_member(event, content, common, own_user_id)
-    if event_type == "m.room.tombstone":
+    if is_state and event_type == "m.room.tombstone":
         replacement = content.get("replacement_room")
         return Tombstone(**common, replacement=RoomId(replacement) if isinstance(replacement, str) else None)
-    if event_type == "m.room.redaction":
+    # A redaction is the homeserver's decision, so it comes in clear; one that a member encrypts is that member's word alone.
+    if event_type == "m.room.redaction" and not is_encrypted:
         target = content.get("redacts", event.get("redacts"))
         return Redaction(**common, target=EventId(target)) if isinstance(target, str) else None
     if sender != own_user_id and event_type == "m.reaction":
