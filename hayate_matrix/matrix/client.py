@@ -157,6 +157,9 @@ class Edge:
         await self._memberships.resolve_aliases()
         if await self._was_rolled_back():
             self.sync.rebase()
+        # A crash may have come after a key or a device list was kept and before the messages that waited for it were looked at again.
+        self._new_room_keys |= await self._keystore.read(self._keystore.spool.list_unread_keys)
+        self._senders |= await self._keystore.read(self._keystore.spool.list_unread_senders)
         self._has_facts.set()
         self._has_gaps.set()
         self._has_invites.set()
@@ -297,7 +300,10 @@ class Edge:
             await self._refill_keys()
             answered = await self._devices.refresh(only_due=True)
             unread = await self._keystore.read(self._keystore.spool.list_unread_senders)
-            if waiting := (answered | senders) & unread:
+            outdated = {user for user, _ in await self._keystore.read(self._keystore.trust.list_outdated)}
+            # An unknown device is foreign only where its owner's list is known to be fresh: who could not be asked for is looked at later.
+            self._senders |= senders & outdated
+            if waiting := (answered | senders) & unread - outdated:
                 await self._follow_late(await self._late.retry_senders(waiting))
 
     async def _refill_keys(self) -> None:

@@ -32,8 +32,8 @@ TABLES = (
         is_overdue integer not null default 0)""",
     "create index if not exists gaps_by_room on gaps (room_id)",
     """create table if not exists undecryptable (
-        event_id text primary key, room_id text not null, room_key_id text not null, sender text not null, reason text not null,
-        raw blob not null, arrived_at_ms integer not null, withheld text) without rowid""",
+        seq integer primary key autoincrement, event_id text not null unique, room_id text not null, room_key_id text not null,
+        sender text not null, reason text not null, raw blob not null, arrived_at_ms integer not null, withheld text)""",
     "create index if not exists undecryptable_by_key on undecryptable (room_key_id)",
     "create index if not exists undecryptable_by_sender on undecryptable (sender)",
     """create table if not exists quarantine (

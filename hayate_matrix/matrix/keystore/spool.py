@@ -176,7 +176,7 @@ class Spool:
         column, value = ("room_key_id", room_key_id) if room_key_id is not None else ("sender", sender)
         rows = self._keystore.db.execute(  # the column is one of two literals
             "select event_id, room_id, room_key_id, sender, reason, raw, arrived_at_ms from undecryptable "  # noqa: S608 - as said
-            f"where {column} = ? order by arrived_at_ms, event_id",
+            f"where {column} = ? order by seq",
             (value,),
         ).fetchall()
         return [
@@ -191,6 +191,10 @@ class Spool:
             )
             for event, room, key, sender_id, reason, raw, at in rows
         ]
+
+    def list_unread_keys(self) -> set[str]:
+        """Return the room keys that events wait for."""
+        return {row[0] for row in self._keystore.db.execute("select distinct room_key_id from undecryptable where reason = 'no-key'")}
 
     def list_unread_senders(self) -> set[str]:
         """Return who sent events that can't be read yet for a reason that their device list may end."""
