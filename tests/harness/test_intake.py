@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 from typing import TYPE_CHECKING
 
@@ -11,10 +12,14 @@ from hayate_matrix.core.allowlist import Policy
 from hayate_matrix.core.facts import Membership, Reaction, Skipped, Tombstone
 from hayate_matrix.core.ids import EventId, RoomId, UserId
 from hayate_matrix.core.transcript import Removed, Request
+from hayate_matrix.harness.harness import Harness
 from tests.support.desk import ALICE, BOB, BOT, DIRECT, ROOM, CountingRuntime, Desk, Killed
 from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hayate_matrix.store.database import Connection
     from tests.harness.conftest import MakeDesk
 
 
@@ -77,6 +82,36 @@ async def test_what_is_accepted_before_the_start_is_answered(desk: Desk) -> None
     await desk.accept(*(desk.message(f"echo {number}") for number in range(5, 10)))
     await desk.idle()
     assert desk.gateway.get_texts(DIRECT) == [str(number) for number in range(10)]
+
+
+@pytest.mark.requirement("IN-1", "CORE-3")
+async def test_what_comes_in_just_behind_the_look_at_start_is_answered(desk: Desk) -> None:
+    """A fact that becomes durable when the start has read the inbox, and does not know it yet, is not left lying."""
+    await desk.stop()
+    await desk.start()
+    await desk.harness.stop()
+    database = desk.database
+    harness = Harness(
+        database,
+        desk.sealer,
+        clock=desk.clock,
+        runtime=desk.runtime,
+        gateway=desk.gateway,
+        rules=desk.rules,
+    )
+    message, command = desk.message("echo just behind"), desk.message("!help")
+    read = database.read
+
+    async def read_and_accept(work: Callable[[Connection], object]) -> object:
+        found = await read(work)
+        database.read = read  # type: ignore[method-assign]
+        await harness.sink.accept([message, command])
+        return found
+
+    database.read = read_and_accept  # type: ignore[method-assign,assignment]
+    await harness.start()
+    await asyncio.wait_for(harness.idle(), 20)
+    assert sorted(delivery.kind for delivery in desk.gateway.room) == ["notice", "reply"]
 
 
 @pytest.mark.requirement("ROOM-4")

@@ -179,6 +179,20 @@ async def test_a_stale_move_changes_nothing(database: Database, stores: Stores) 
     assert not await run(database, lambda connection: stores.inbox.replace(connection, row, Request(sender=ALICE, text="late")))
 
 
+@pytest.mark.requirement("STO-4")
+async def test_a_state_that_came_back_is_not_taken_for_the_old_one(database: Database, stores: Stores) -> None:
+    """A row that left a state and is in it again has another epoch: whoever read it before is refused."""
+    made = await run(database, lambda connection: ensure_conversation(connection, ROOM, NOW))
+    await run(database, lambda connection: stores.outbox.add(connection, made.id, "reply", "text", NOW))
+    owed = await database.read(lambda connection: stores.outbox.find_next(connection, made.id))
+    assert owed is not None
+    await run(database, lambda connection: stores.outbox.hold(connection, made.id))
+    await run(database, stores.outbox.release)
+    assert await database.read(stores.outbox.count) == {owed.state: 1}
+    with pytest.raises(StaleTransition):
+        await run(database, lambda connection: stores.outbox.settle(connection, owed, [], NOW))
+
+
 @pytest.mark.requirement("CORE-2")
 async def test_a_focus_has_one_open_task_and_one_active_session(database: Database, stores: Stores) -> None:
     """The database itself refuses a second running task in a focus; a thread is another focus with a session of its own."""
