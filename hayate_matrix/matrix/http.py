@@ -106,7 +106,7 @@ class Http:
         method: str,
         path: str,
         *,
-        body: dict[str, Any] | None = None,
+        body: dict[str, Any] | bytes | None = None,
         query: dict[str, str] | None = None,
         timeout_s: float = 30.0,
         retry: bool = True,
@@ -119,7 +119,7 @@ class Http:
             label: names the step, for the log and the crash tests.
             method: the HTTP method.
             path: from `/_matrix/` on, percent-encoded.
-            body: the JSON body; a POST or PUT without one sends `{}`.
+            body: the JSON body, or the bytes of a file; a POST or PUT without one sends `{}`.
             query: the query's parameters.
             timeout_s: bound on one try.
             retry: go on through weather and rate limits for as long as it takes; else raise them.
@@ -192,7 +192,7 @@ class Http:
         label: str,
         method: str,
         path: str,
-        body: dict[str, Any] | None,
+        body: dict[str, Any] | bytes | None,
         query: dict[str, str] | None,
         timeout_s: float,
     ) -> dict[str, Any]:
@@ -201,7 +201,10 @@ class Http:
         if self.access_token:
             headers["Authorization"] = f"Bearer {self.access_token}"
         data: bytes | None = None
-        if method != "GET":
+        if isinstance(body, bytes):
+            data = body
+            headers["Content-Type"] = "application/octet-stream"
+        elif method != "GET":
             data = json.dumps(body or {}, ensure_ascii=False, separators=(",", ":")).encode()
             headers["Content-Type"] = "application/json"
         try:

@@ -15,6 +15,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
+from nio.crypto.attachments import encrypt_attachment
+
 from hayate_matrix.core.deliveries import Delivery, Sent
 from hayate_matrix.core.ids import EventId, RoomId
 from hayate_matrix.errors import DeliveryHeld, DeliveryRefused, DeliveryUncertain, HayateError, MatrixError
@@ -22,7 +24,7 @@ from hayate_matrix.log import get_logger
 from hayate_matrix.matrix.facts import DELIVERY_KEY
 from hayate_matrix.matrix.keystore.owed import Send
 from hayate_matrix.matrix.machine import Unreadable
-from hayate_matrix.matrix.render import Rendered, render, split_reply
+from hayate_matrix.matrix.render import ENCRYPTED_MAX_BYTES, PLAIN_MAX_BYTES, Rendered, split_reply
 
 if TYPE_CHECKING:
     from hayate_matrix.matrix.http import Http
@@ -36,9 +38,7 @@ _log = get_logger(__name__)
 
 TRUSTED_TXN_MS = 12 * 3600 * 1000
 """A homeserver may forget transaction ids (Synapse after 24 h); the specification of this project stops trusting them at half of that."""
-_ENCRYPTED_BYTES = 40_000
-_PLAIN_BYTES = 55_000
-"""Bounds on content before encryption (OUT-4): Megolm and base64 make 40,000 bytes about 53,600 of the protocol's 65,536."""
+_FILE_NAME = "reply.md"
 _FORGOTTEN_MS = 7 * 24 * 3600 * 1000
 _SEARCH_PAGES = 50
 _SEARCH_PAGE = 100
@@ -137,7 +137,7 @@ class Sender:
         await self._learn_encryption(room)
         is_reaction = delivery.kind == "reaction"
         event_type = "m.reaction" if is_reaction else "m.room.message"
-        contents = [_make_reaction(delivery)] if is_reaction else make_contents(delivery, is_encrypted=bool(room.is_encrypted))
+        contents = [_make_reaction(delivery)] if is_reaction else await self._make_contents(delivery, is_encrypted=bool(room.is_encrypted))
         # Reactions travel in clear in encrypted rooms too: the specification has no encrypted form that clients read.
         if room.is_encrypted and not is_reaction:
             payloads = [{"type": event_type, "content": content} for content in contents]
@@ -147,6 +147,37 @@ class Sender:
         else:
             await self._keystore.transaction("send.keep_plain", lambda: self._keep_plain(delivery, event_type, contents))
         return await self._keystore.read(lambda: self._keystore.owed.list_sends(delivery.id))
+
+    async def _make_contents(self, delivery: Delivery, *, is_encrypted: bool) -> list[dict[str, Any]]:
+        """Return the contents of a reply or notice: as many messages as its size asks for, and a file where five are not enough (OUT-4)."""
+        parts = split_reply(delivery.text, max_bytes=ENCRYPTED_MAX_BYTES if is_encrypted else PLAIN_MAX_BYTES)
+        contents = [_make_content(delivery, rendered, part) for part, rendered in enumerate(parts)]
+        if parts[-1].overflow is not None:
+            contents.append(await self._make_file(delivery, len(parts), is_encrypted=is_encrypted))
+        return contents
+
+    async def _make_file(self, delivery: Delivery, part: int, *, is_encrypted: bool) -> dict[str, Any]:
+        """Upload the whole text and return the message that carries it; an upload that a crash leaves behind is in no room."""
+        whole = delivery.text.encode()
+        keys: dict[str, Any] = {}
+        data = whole
+        if is_encrypted:
+            data, keys = await asyncio.to_thread(encrypt_attachment, whole)
+        answer = await self._http.request("upload", "POST", "/_matrix/media/v3/upload", body=data, timeout_s=120.0)
+        url = answer.get("content_uri")
+        if not isinstance(url, str):
+            raise DeliveryRefused("The homeserver gave no address for an uploaded file.")
+        place = {"file": {**keys, "url": url}} if is_encrypted else {"url": url}
+        return {
+            "msgtype": "m.file",
+            "body": _FILE_NAME,
+            "filename": _FILE_NAME,
+            "info": {"mimetype": "text/markdown", "size": len(whole)},
+            **place,
+            **_make_relation(delivery, part),
+            "m.mentions": {},
+            DELIVERY_KEY: f"{delivery.id}/{part}",
+        }
 
     def _keep(self, delivery: Delivery, event_type: str, contents: list[dict[str, Any]], *, is_encrypted: bool, tail: str = "") -> None:
         for part, content in enumerate(contents):
@@ -290,13 +321,6 @@ class Sender:
         return mark if isinstance(mark, str) else ""
 
 
-def make_contents(delivery: Delivery, *, is_encrypted: bool) -> list[dict[str, Any]]:
-    """Return the contents of a reply or notice, cut into as many parts as the size of an event asks for."""
-    parts: list[Rendered] = split_reply(delivery.text, max_bytes=_ENCRYPTED_BYTES if is_encrypted else _PLAIN_BYTES)
-    parts = parts or [render(delivery.text)]
-    return [_make_content(delivery, rendered, part) for part, rendered in enumerate(parts)]
-
-
 def _make_content(delivery: Delivery, rendered: Rendered, part: int) -> dict[str, Any]:
     content: dict[str, Any] = {
         "msgtype": "m.notice" if delivery.kind == "notice" else "m.text",
@@ -307,17 +331,21 @@ def _make_content(delivery: Delivery, rendered: Rendered, part: int) -> dict[str
     if rendered.formatted_body:
         content["format"] = "org.matrix.custom.html"
         content["formatted_body"] = rendered.formatted_body
+    return {**content, **_make_relation(delivery, part)}
+
+
+def _make_relation(delivery: Delivery, part: int) -> dict[str, Any]:
+    """Return how a part refers to its request: the first as a reply, all of them inside the thread."""
     reply = {"event_id": delivery.request} if delivery.request and part == 0 else None
     if delivery.thread:
-        content["m.relates_to"] = {
+        relation = {
             "rel_type": "m.thread",
             "event_id": delivery.thread,
             "is_falling_back": reply is None,
             "m.in_reply_to": reply or {"event_id": delivery.request or delivery.thread},
         }
-    elif reply:
-        content["m.relates_to"] = {"m.in_reply_to": reply}
-    return content
+        return {"m.relates_to": relation}
+    return {"m.relates_to": {"m.in_reply_to": reply}} if reply else {}
 
 
 def _make_reaction(delivery: Delivery) -> dict[str, Any]:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-    from tests.support.devices import FabricatedUser
+    from tests.support.fabricated.devices import FabricatedUser
 
 
 @pytest_asyncio.fixture

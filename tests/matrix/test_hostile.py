@@ -12,9 +12,9 @@ from hayate_matrix.core.ids import RoomId, UserId
 from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
-    from tests.support.devices import FabricatedUser
     from tests.support.edge import EdgeWorld
     from tests.support.fabricated import FabricatedHomeserver, FabricatedRoom
+    from tests.support.fabricated.devices import FabricatedUser
 
 MALLORY = "@mallory:fab.test"
 
@@ -46,7 +46,13 @@ async def _started(world: EdgeWorld) -> None:
     ],
 )
 async def test_encrypted_state_event_changes_nothing(
-    world: EdgeWorld, room: FabricatedRoom, mallory: FabricatedUser, alice: FabricatedUser, kind: str, content: dict[str, Any], state_key: str
+    world: EdgeWorld,
+    room: FabricatedRoom,
+    mallory: FabricatedUser,
+    alice: FabricatedUser,
+    kind: str,
+    content: dict[str, Any],
+    state_key: str,
 ) -> None:
     """A state event inside an encrypted one is no state: the room stays as the clear events made it."""
     await _started(world)
@@ -87,9 +93,7 @@ async def test_room_key_of_one_device_speaks_for_nobody_else(
 
 
 @pytest.mark.requirement("E2E-10")
-async def test_replayed_ciphertext_is_refused_also_after_a_restart(
-    world: EdgeWorld, room: FabricatedRoom, alice: FabricatedUser
-) -> None:
+async def test_replayed_ciphertext_is_refused_also_after_a_restart(world: EdgeWorld, room: FabricatedRoom, alice: FabricatedUser) -> None:
     """The same ciphertext as another event is a replay; which event used an index is known over a restart."""
     await _started(world)
     event = room.says(alice, "pay 10")
@@ -226,7 +230,7 @@ async def test_one_time_key_opens_one_session(
         server.handles("POST", "*/never", lambda *_: None)
         user.device.sessions.clear()
     real_claim = server.claim
-    server.claim = lambda *_: claimed  # type: ignore[method-assign,assignment]
+    server.claim = lambda *_: claimed  # type: ignore[method-assign]
     room.shares_key(alice.device)
     await world.synced()
     await world.restart()
@@ -253,7 +257,12 @@ async def test_one_time_key_opens_one_session(
     ],
 )
 async def test_olm_payload_with_false_claims_brings_no_key(
-    world: EdgeWorld, server: FabricatedHomeserver, room: FabricatedRoom, alice: FabricatedUser, mallory: FabricatedUser, changed: dict[str, Any]
+    world: EdgeWorld,
+    server: FabricatedHomeserver,
+    room: FabricatedRoom,
+    alice: FabricatedUser,
+    mallory: FabricatedUser,
+    changed: dict[str, Any],
 ) -> None:
     """A to-device message that names another sender, recipient or device than its envelope is set aside."""
     await _started(world)
@@ -261,7 +270,11 @@ async def test_olm_payload_with_false_claims_brings_no_key(
     key = mallory.device.room_key(room.room_id)
     content = changed.get("content", key)
     event = mallory.device.encrypt_to_device(
-        bot.user_id, bot.device_id, changed.get("type", "m.room_key"), content, **{k: v for k, v in changed.items() if k not in ("type", "content")}
+        bot.user_id,
+        bot.device_id,
+        changed.get("type", "m.room_key"),
+        content,
+        **{k: v for k, v in changed.items() if k not in ("type", "content")},
     )
     server.sends_to_device(bot.user_id, bot.device_id, event)
     room.has(MALLORY, "m.room.encrypted", mallory.device.encrypt(room.room_id, {"msgtype": "m.text", "body": "no"}))
@@ -273,7 +286,12 @@ async def test_olm_payload_with_false_claims_brings_no_key(
 @pytest.mark.requirement("SEC-2")
 @pytest.mark.parametrize("session_key", ["", "%%%", "A" * 300, 5, None])
 async def test_malformed_room_key_stops_nothing(
-    world: EdgeWorld, server: FabricatedHomeserver, room: FabricatedRoom, alice: FabricatedUser, mallory: FabricatedUser, session_key: object
+    world: EdgeWorld,
+    server: FabricatedHomeserver,
+    room: FabricatedRoom,
+    alice: FabricatedUser,
+    mallory: FabricatedUser,
+    session_key: object,
 ) -> None:
     """A room key that is none is counted."""
     await _started(world)
@@ -320,7 +338,12 @@ async def test_another_device_can_not_replace_a_room_key(
     ],
 )
 async def test_malformed_device_spoils_no_other(
-    world: EdgeWorld, server: FabricatedHomeserver, room: FabricatedRoom, alice: FabricatedUser, mallory: FabricatedUser, change: dict[str, Any]
+    world: EdgeWorld,
+    server: FabricatedHomeserver,
+    room: FabricatedRoom,
+    alice: FabricatedUser,
+    mallory: FabricatedUser,
+    change: dict[str, Any],
 ) -> None:
     """A device with nonsense for keys is not believed; its owner's other devices and other users are, and the answer reaches them."""
     evil = mallory.adds_device("EVIL")
@@ -330,7 +353,11 @@ async def test_malformed_device_spoils_no_other(
     await world.hears("hello")
     await world.edge.gateway.deliver(world.delivery(room.room_id))
     receivers = [
-        (user, device) for body in server.outgoing_to_device if body["type"] == "m.room.encrypted" for user in body["messages"] for device in body["messages"][user]
+        (user, device)
+        for body in server.outgoing_to_device
+        if body["type"] == "m.room.encrypted"
+        for user in body["messages"]
+        for device in body["messages"][user]
     ]
     assert (alice.user_id, "DEVICE0") in receivers
     assert (MALLORY, "DEVICE0") in receivers

@@ -11,9 +11,9 @@ from hayate_matrix.errors import EncryptionError
 from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
-    from tests.support.devices import FabricatedUser
     from tests.support.edge import EdgeWorld
     from tests.support.fabricated import FabricatedHomeserver, FabricatedRoom
+    from tests.support.fabricated.devices import FabricatedUser
 
 
 def _uploaded(server: FabricatedHomeserver) -> list[dict[str, Any]]:
@@ -39,7 +39,9 @@ async def test_lost_answer_to_a_key_upload_sends_the_same_keys_again_after_a_kil
     await world.open()
     await world.synced()
     bodies = _uploaded(server)
-    assert [bodies[1][part] for part in ("one_time_keys", "fallback_keys")] == [bodies[0][part] for part in ("one_time_keys", "fallback_keys")]
+    assert [bodies[1][part] for part in ("one_time_keys", "fallback_keys")] == [
+        bodies[0][part] for part in ("one_time_keys", "fallback_keys")
+    ]
     room.says(alice, "opens with an uploaded key")
     await world.hears("opens with an uploaded key")
 
@@ -48,7 +50,7 @@ async def test_lost_answer_to_a_key_upload_sends_the_same_keys_again_after_a_kil
 async def test_keys_the_server_already_has_in_another_form_do_not_stop_the_bot(
     world: EdgeWorld, server: FabricatedHomeserver, room: FabricatedRoom, alice: FabricatedUser
 ) -> None:
-    """"Already exists" ends that upload; later ones carry new keys."""
+    """An answer of "already exists" ends that upload; later ones carry new keys."""
     await world.open()
     await world.synced()
     server.answers("POST", "*/keys/upload", {"errcode": "M_UNKNOWN", "error": "One time key already exists"}, status=400, times=1)
@@ -144,7 +146,9 @@ async def test_identity_of_another_client_is_not_overwritten(world: EdgeWorld, s
 
 
 @pytest.mark.requirement("E2E-1")
-async def test_identity_that_somebody_replaced_stops_encryption_with_a_clear_message(world: EdgeWorld, server: FabricatedHomeserver) -> None:
+async def test_identity_that_somebody_replaced_stops_encryption_with_a_clear_message(
+    world: EdgeWorld, server: FabricatedHomeserver
+) -> None:
     """The bot does not speak under an identity that is not its own."""
     await world.open()
     await world.close()
@@ -154,7 +158,9 @@ async def test_identity_that_somebody_replaced_stops_encryption_with_a_clear_mes
 
 
 @pytest.mark.requirement("E2E-1")
-async def test_identity_is_uploaded_with_the_password_step_where_the_server_asks_for_it(world: EdgeWorld, server: FabricatedHomeserver) -> None:
+async def test_identity_is_uploaded_with_the_password_step_where_the_server_asks_for_it(
+    world: EdgeWorld, server: FabricatedHomeserver
+) -> None:
     """A server that wants the password for the first upload gets it once; without one the error says what to set."""
     from aiohttp import web  # noqa: PLC0415
 
@@ -246,9 +252,7 @@ async def test_message_of_an_unsigned_device_is_heard_when_its_owner_signs_it(
 
 
 @pytest.mark.requirement("E2E-6")
-async def test_every_device_may_speak_where_the_operator_says_so(
-    world: EdgeWorld, room: FabricatedRoom, alice: FabricatedUser
-) -> None:
+async def test_every_device_may_speak_where_the_operator_says_so(world: EdgeWorld, room: FabricatedRoom, alice: FabricatedUser) -> None:
     """With devices = "all" an unsigned device is heard."""
     unsigned = alice.adds_device("NEW", cross_signed=False)
     await world.open(devices="all")

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hayate_matrix.core.deliveries import Delivery
-from hayate_matrix.core.ids import EventId, RoomId
+from hayate_matrix.core.ids import EventId, RoomId, UserId
 from hayate_matrix.errors import DeliveryHeld, DeliveryRefused, DeliveryUncertain
 from hayate_matrix.matrix.facts import DELIVERY_KEY
 from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
-    from tests.support.devices import FabricatedUser
     from tests.support.edge import EdgeWorld
     from tests.support.fabricated import FabricatedHomeserver, FabricatedRoom
+    from tests.support.fabricated.devices import FabricatedUser
 
 
 @pytest.fixture
@@ -88,7 +88,9 @@ async def test_weather_is_waited_out_and_only_a_matrix_error_ends_a_row(
 
 
 @pytest.mark.requirement("OUT-2")
-async def test_rate_limit_waits_the_time_that_the_server_names(world: EdgeWorld, server: FabricatedHomeserver, room: FabricatedRoom) -> None:
+async def test_rate_limit_waits_the_time_that_the_server_names(
+    world: EdgeWorld, server: FabricatedHomeserver, room: FabricatedRoom
+) -> None:
     """`Retry-After` counts before the body; what is no answer is left out meanwhile."""
     await _started(world)
     server.answers(
@@ -106,7 +108,9 @@ async def test_rate_limit_waits_the_time_that_the_server_names(world: EdgeWorld,
 
 
 @pytest.mark.requirement("OUT-2")
-async def test_no_room_waits_for_another(world: EdgeWorld, server: FabricatedHomeserver, room: FabricatedRoom, plain: FabricatedRoom) -> None:
+async def test_no_room_waits_for_another(
+    world: EdgeWorld, server: FabricatedHomeserver, room: FabricatedRoom, plain: FabricatedRoom
+) -> None:
     """A message that the server takes its time with holds up no other room."""
     await _started(world)
 
@@ -137,7 +141,9 @@ async def test_refusal_ends_or_holds_the_row_by_its_code(
 
 
 @pytest.mark.requirement("OUT-2")
-async def test_duplicate_reaction_is_a_success(world: EdgeWorld, server: FabricatedHomeserver, room: FabricatedRoom, alice: FabricatedUser) -> None:
+async def test_duplicate_reaction_is_a_success(
+    world: EdgeWorld, server: FabricatedHomeserver, room: FabricatedRoom, alice: FabricatedUser
+) -> None:
     """The reaction is there: that is all that was wanted."""
     event = room.says(alice, "hi")
     await _started(world)
@@ -185,7 +191,12 @@ async def test_room_that_can_not_be_searched_leaves_the_row_to_the_operator(
 @pytest.mark.requirement("E2E-5")
 @pytest.mark.parametrize(
     ("status", "body"),
-    [(200, {}), (200, {"algorithm": None}), (403, {"errcode": "M_FORBIDDEN", "error": "no"}), (401, {"errcode": "M_UNRECOGNIZED", "error": "?"})],
+    [
+        (200, {}),
+        (200, {"algorithm": None}),
+        (403, {"errcode": "M_FORBIDDEN", "error": "no"}),
+        (401, {"errcode": "M_UNRECOGNIZED", "error": "?"}),
+    ],
 )
 async def test_nothing_is_sent_where_it_is_not_known_whether_the_room_is_encrypted(
     world: EdgeWorld, server: FabricatedHomeserver, plain: FabricatedRoom, status: int, body: Any
@@ -234,7 +245,9 @@ async def test_clear_message_that_waits_is_encrypted_when_the_room_becomes_so(
 
 
 @pytest.mark.requirement("E2E-5")
-async def test_encryption_off_leaves_encrypted_rooms_alone(world: EdgeWorld, server: FabricatedHomeserver, room: FabricatedRoom, plain: FabricatedRoom) -> None:
+async def test_encryption_off_leaves_encrypted_rooms_alone(
+    world: EdgeWorld, server: FabricatedHomeserver, room: FabricatedRoom, plain: FabricatedRoom
+) -> None:
     """With encryption off only plain rooms get answers."""
     await _started(world, is_encryption_on=False)
     with pytest.raises(DeliveryHeld, match="off"):
@@ -274,7 +287,7 @@ async def test_content_of_a_reply(world: EdgeWorld, server: FabricatedHomeserver
         kind="reply",
         text="**bold** and `code`",
         request=EventId(event["event_id"]),
-        mention=alice.user_id,  # type: ignore[arg-type]  # a plain text in the support code
+        mention=UserId(alice.user_id),
         created_at_ms=1,
     )
     await world.edge.gateway.deliver(delivery)
@@ -289,13 +302,21 @@ async def test_content_of_a_reply(world: EdgeWorld, server: FabricatedHomeserver
 
 
 @pytest.mark.requirement("OUT-3")
-async def test_reply_in_a_thread_stays_in_the_thread(world: EdgeWorld, server: FabricatedHomeserver, plain: FabricatedRoom, alice: FabricatedUser) -> None:
+async def test_reply_in_a_thread_stays_in_the_thread(
+    world: EdgeWorld, server: FabricatedHomeserver, plain: FabricatedRoom, alice: FabricatedUser
+) -> None:
     """The thread's root and the request are both named."""
     root = plain.says(alice, "root")
     await _started(world)
     base = world.delivery(plain.room_id)
     delivery = Delivery(
-        id=base.id, room_id=base.room_id, kind="reply", text="in thread", thread=EventId(root["event_id"]), request=EventId("$req"), created_at_ms=1
+        id=base.id,
+        room_id=base.room_id,
+        kind="reply",
+        text="in thread",
+        thread=EventId(root["event_id"]),
+        request=EventId("$req"),
+        created_at_ms=1,
     )
     await world.edge.gateway.deliver(delivery)
     assert server.sent[0]["content"]["m.relates_to"] == {
@@ -320,3 +341,38 @@ async def test_long_reply_is_cut_into_events_that_fit(
     bodies = [alice.device.reads(event["content"])["content"]["body"] for event in server.sent]
     assert [line for body in bodies for line in body.split("\n") if line.startswith("Paragraph")] != []
     assert "Paragraph 79." in bodies[-1]
+
+
+@pytest.mark.requirement("OUT-4", "E2E-5")
+@pytest.mark.parametrize("is_encrypted", [True, False])
+async def test_reply_that_five_messages_do_not_hold_comes_as_a_file_too(
+    world: EdgeWorld, server: FabricatedHomeserver, room: FabricatedRoom, plain: FabricatedRoom, alice: FabricatedUser, is_encrypted: bool
+) -> None:
+    """The whole text is uploaded once, as ciphertext in an encrypted room, and the last message carries it."""
+    from aiohttp import web  # noqa: PLC0415
+    from nio.crypto.attachments import decrypt_attachment  # noqa: PLC0415
+
+    uploads: list[bytes] = []
+
+    async def take(request: Any, _body: Any) -> Any:
+        uploads.append(await request.read())
+        return web.json_response({"content_uri": "mxc://fab.test/file"})
+
+    server.handles("POST", "*/media/v3/upload", take)
+    await _started(world)
+    text = "\n\n".join(f"Paragraph {number}. " + "word " * 200 for number in range(500))
+    target = room if is_encrypted else plain
+    delivery = world.delivery(target.room_id, text)
+    await world.edge.gateway.deliver(delivery)
+    await world.edge.gateway.deliver(delivery)
+    assert len(server.sent) <= 5
+    alice.device.reads_to_device()
+    contents = [alice.device.reads(event["content"])["content"] if is_encrypted else event["content"] for event in server.sent]
+    assert contents[-1]["msgtype"] == "m.file"
+    assert len(uploads) == 1
+    if is_encrypted:
+        file = contents[-1]["file"]
+        assert uploads[0] != text.encode()
+        assert decrypt_attachment(uploads[0], file["key"]["k"], file["hashes"]["sha256"], file["iv"]) == text.encode()
+    else:
+        assert uploads[0] == text.encode()

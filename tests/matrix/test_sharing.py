@@ -10,9 +10,9 @@ import pytest
 from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
-    from tests.support.devices import FabricatedDevice, FabricatedUser
     from tests.support.edge import EdgeWorld
     from tests.support.fabricated import FabricatedHomeserver, FabricatedRoom
+    from tests.support.fabricated.devices import FabricatedDevice, FabricatedUser
 
 BOB = "@bob:fab.test"
 
@@ -92,7 +92,9 @@ async def test_room_key_changes_when_somebody_may_not_read_on(
 @pytest.mark.requirement("E2E-6")
 async def test_rooms_own_rotation_settings_are_followed(world: EdgeWorld, server: FabricatedHomeserver, alice: FabricatedUser) -> None:
     """After as many messages, or as much time, as the room says, a new key is used."""
-    short = server.room("!short:fab.test", members=[alice.user_id, world.login.user_id], encrypted=True, encryption={"rotation_period_msgs": 2})
+    short = server.room(
+        "!short:fab.test", members=[alice.user_id, world.login.user_id], encrypted=True, encryption={"rotation_period_msgs": 2}
+    )
     aged = server.room(
         "!aged:fab.test", members=[alice.user_id, world.login.user_id], encrypted=True, encryption={"rotation_period_ms": 7_200_000}
     )
@@ -149,9 +151,7 @@ async def test_user_whose_verified_identity_changed_gets_nothing(
     await _started(world)
     await _say(world, room, "one")
     trust = world.keystore.trust
-    await world.keystore.transaction(
-        "test.verify", lambda: trust.write_verified(alice.user_id, trust.read_identity(alice.user_id).master)
-    )
+    await world.keystore.transaction("test.verify", lambda: trust.write_verified(alice.user_id, trust.read_identity(alice.user_id).master))
     await _say(world, room, "two")
     await world.keystore.transaction("test.verify_other", lambda: trust.write_verified(alice.user_id, "A" * 43))
     await _say(world, room, "three")
@@ -162,7 +162,7 @@ async def test_user_whose_verified_identity_changed_gets_nothing(
 async def test_blacklisted_device_gets_nothing_even_where_all_are_let_in(
     world: EdgeWorld, server: FabricatedHomeserver, room: FabricatedRoom, alice: FabricatedUser
 ) -> None:
-    """devices = "all" means every device that is not blacklisted."""
+    """Devices = "all" means every device that is not blacklisted."""
     unsigned = alice.adds_device("UNSIGNED", cross_signed=False)
     await world.open(devices="all")
     await world.synced()
@@ -191,7 +191,9 @@ async def test_newcomer_who_speaks_at_once_can_read_the_answer(
 
 
 @pytest.mark.requirement("E2E-7", "E2E-11")
-@pytest.mark.parametrize(("status", "body"), [(500, {"errcode": "M_UNKNOWN"}), (502, "<html>bad gateway</html>"), (200, "<html>portal</html>")])
+@pytest.mark.parametrize(
+    ("status", "body"), [(500, {"errcode": "M_UNKNOWN"}), (502, "<html>bad gateway</html>"), (200, "<html>portal</html>")]
+)
 async def test_share_that_fails_is_repeated_and_the_message_waits_for_it(
     world: EdgeWorld, server: FabricatedHomeserver, room: FabricatedRoom, alice: FabricatedUser, status: int, body: Any
 ) -> None:
@@ -250,7 +252,9 @@ async def test_cancelled_or_failing_claim_blocks_no_later_message(
 
 
 @pytest.mark.requirement("E2E-6", "SEC-2")
-@pytest.mark.parametrize("key", [{"key": "short"}, {"key": "A" * 43}, {}, None, {"key": "A" * 43, "signatures": {"@alice:fab.test": {"ed25519:DEVICE0": "x"}}}])
+@pytest.mark.parametrize(
+    "key", [{"key": "short"}, {"key": "A" * 43}, {}, None, {"key": "A" * 43, "signatures": {"@alice:fab.test": {"ed25519:DEVICE0": "x"}}}]
+)
 async def test_malformed_or_unsigned_one_time_key_keeps_nobody_else_from_reading(
     world: EdgeWorld, server: FabricatedHomeserver, room: FabricatedRoom, alice: FabricatedUser, key: Any
 ) -> None:
@@ -322,15 +326,17 @@ async def test_device_called_like_the_bots_own_gets_keys_too(
 
 
 @pytest.mark.requirement("E2E-11")
-async def test_to_device_messages_go_out_a_hundred_a_request(
-    world: EdgeWorld, server: FabricatedHomeserver, room: FabricatedRoom
-) -> None:
+async def test_to_device_messages_go_out_a_hundred_a_request(world: EdgeWorld, server: FabricatedHomeserver, room: FabricatedRoom) -> None:
     """250 devices take three requests."""
     server.user(BOB, devices=249)
     room.member(BOB)
     await _started(world)
     await _say(world, room, "hello")
-    sizes = [sum(len(devices) for devices in body["messages"].values()) for body in server.outgoing_to_device if body["type"] == "m.room.encrypted"]
+    sizes = [
+        sum(len(devices) for devices in body["messages"].values())
+        for body in server.outgoing_to_device
+        if body["type"] == "m.room.encrypted"
+    ]
     assert sorted(sizes, reverse=True) == [100, 100, 50]
 
 

@@ -13,21 +13,32 @@ from hayate_matrix.matrix.sync.apply import Applier
 from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
-    from tests.support.devices import FabricatedUser
     from tests.support.edge import EdgeWorld
     from tests.support.fabricated import FabricatedHomeserver, FabricatedRoom
+    from tests.support.fabricated.devices import FabricatedUser
+
+
+def _more(content: dict[str, Any]) -> Any:
+    return content
 
 
 @pytest.mark.requirement("IN-1", "E2E-10")
-async def test_encrypted_message_becomes_one_fact_with_its_clear_text(world: EdgeWorld, room: FabricatedRoom, alice: FabricatedUser) -> None:
+async def test_encrypted_message_becomes_one_fact_with_its_clear_text(
+    world: EdgeWorld, room: FabricatedRoom, alice: FabricatedUser
+) -> None:
     """A message is handed over once, as what its sender wrote."""
     await world.open()
     await world.synced()
-    event = room.says(alice, "hello", **{"m.mentions": {"user_ids": [world.login.user_id]}})
+    event = room.says(alice, "hello", **_more({"m.mentions": {"user_ids": [world.login.user_id]}}))
     await world.hears("hello")
     fact = world.heard.facts[0]
     assert isinstance(fact, Message)
-    assert (fact.event_id, fact.sender, fact.is_encrypted, fact.mentions) == (event["event_id"], alice.user_id, True, (world.login.user_id,))
+    assert (fact.event_id, fact.sender, fact.is_encrypted, fact.mentions) == (
+        event["event_id"],
+        alice.user_id,
+        True,
+        (world.login.user_id,),
+    )
 
 
 @pytest.mark.requirement("IN-3")
@@ -45,9 +56,7 @@ async def test_first_sync_is_history_and_later_ones_are_not(world: EdgeWorld, ro
 
 
 @pytest.mark.requirement("IN-3")
-async def test_history_before_the_join_is_no_request(
-    world: EdgeWorld, server: FabricatedHomeserver, alice: FabricatedUser
-) -> None:
+async def test_history_before_the_join_is_no_request(world: EdgeWorld, server: FabricatedHomeserver, alice: FabricatedUser) -> None:
     """In a room that the bot joins, only what follows its own join counts."""
     await world.open()
     await world.synced()
@@ -65,7 +74,8 @@ async def test_rolled_back_answer_is_applied_again_with_its_keys(
     """A transaction that fails after the keys were taken in loses neither key nor message, and sets nothing aside."""
     await world.open()
     await world.synced()
-    real, failures = Applier.finish, []
+    real = Applier.finish
+    failures: list[int] = []
 
     def fail_once(self: Applier, *arguments: Any) -> None:
         if not failures:
@@ -111,7 +121,11 @@ async def test_room_that_can_not_be_applied_spoils_no_other(
         {"rooms": {"join": {"!room:fab.test": {"timeline": None, "summary": None, "unread_notifications": None}}}},
         {"rooms": {"join": {"!x:fab.test": {"timeline": {"prev_batch": None}}}}},
         {"rooms": {"join": {"!x:fab.test": None}, "leave": {"!opaque": {}}, "invite": {"!v12": {}}}},
-        {"rooms": {"join": {"!room:fab.test": {"timeline": {"events": [None, 1, {"type": "m.room.message"}, {"type": 1, "content": []}]}}}}},
+        {
+            "rooms": {
+                "join": {"!room:fab.test": {"timeline": {"events": [None, 1, {"type": "m.room.message"}, {"type": 1, "content": []}]}}}
+            }
+        },
         {"rooms": {"join": {"!room:fab.test": {"state": {"events": [{"type": "m.room.member", "content": {}, "state_key": 3}]}}}}},
         {"to_device": {"events": [None, {"type": None}, {"type": "m.room.encrypted", "sender": "@x:y", "content": {}}]}},
         {"presence": {"events": [{"content": {"status_msg": None}}]}, "device_lists": None},
@@ -149,7 +163,12 @@ async def test_position_is_kept_when_the_first_sync_fails(
 @pytest.mark.requirement("REL-3", "OUT-2")
 @pytest.mark.parametrize(
     ("status", "body"),
-    [(502, "<html>bad gateway</html>"), (200, "<html>login to the wifi</html>"), (403, "<html>forbidden by the CDN</html>"), (500, {"errcode": "M_UNKNOWN"})],
+    [
+        (502, "<html>bad gateway</html>"),
+        (200, "<html>login to the wifi</html>"),
+        (403, "<html>forbidden by the CDN</html>"),
+        (500, {"errcode": "M_UNKNOWN"}),
+    ],
 )
 async def test_failing_homeserver_is_asked_at_most_twice_a_second(
     world: EdgeWorld, server: FabricatedHomeserver, room: FabricatedRoom, alice: FabricatedUser, status: int, body: Any
@@ -169,9 +188,7 @@ async def test_failing_homeserver_is_asked_at_most_twice_a_second(
 
 
 @pytest.mark.requirement("IN-2", "IN-11")
-async def test_gap_is_filled_oldest_first_before_newer_messages(
-    world: EdgeWorld, room: FabricatedRoom, alice: FabricatedUser
-) -> None:
+async def test_gap_is_filled_oldest_first_before_newer_messages(world: EdgeWorld, room: FabricatedRoom, alice: FabricatedUser) -> None:
     """More messages than one answer shows are all heard, in the order in which they were sent."""
     await world.open()
     await world.synced()
@@ -380,10 +397,12 @@ async def test_edits_and_redactions_are_facts_of_their_own(world: EdgeWorld, roo
     room.says(
         alice,
         "* final",
-        **{
-            "m.new_content": {"msgtype": "m.text", "body": "final"},
-            "m.relates_to": {"rel_type": "m.replace", "event_id": first["event_id"]},
-        },
+        **_more(
+            {
+                "m.new_content": {"msgtype": "m.text", "body": "final"},
+                "m.relates_to": {"rel_type": "m.replace", "event_id": first["event_id"]},
+            }
+        ),
     )
     room.has(alice.user_id, "m.room.redaction", {"redacts": first["event_id"]})
     await eventually(lambda: len(world.heard.facts) == 3)
@@ -422,7 +441,7 @@ async def test_loop_that_hangs_is_started_again(world: EdgeWorld, room: Fabricat
         await asyncio.Event().wait()
         raise AssertionError
 
-    world.edge.sync._ask = hang  # type: ignore[method-assign]
+    world.edge.sync._ask = hang  # type: ignore[method-assign,assignment]
     room.says(alice, "first")
     await world.hears("first")
     world.clock.skip(200)

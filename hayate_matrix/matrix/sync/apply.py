@@ -241,6 +241,8 @@ class Applier:
         for minor, event in enumerate(events):
             if "state_key" in event:
                 self._apply_state(room, event)
+                # Who comes or goes can end or begin what a dm: entry serves, for what follows in the same answer.
+                is_served = bool(self._rooms.decide(room))
             if not is_served:
                 continue
             is_speech = event["type"] in ("m.room.encrypted", "m.room.message")

@@ -1,0 +1,194 @@
+"""Invites, joins, denied rooms and aliases: where the bot goes, and where it stays out."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.support.waiting import eventually
+
+if TYPE_CHECKING:
+    from tests.support.edge import EdgeWorld
+    from tests.support.fabricated import FabricatedHomeserver
+    from tests.support.fabricated.devices import FabricatedUser
+
+
+def _asked(server: FabricatedHomeserver, what: str) -> list[str]:
+    return [asked.path for asked in server.requests("POST", f"*/{what}")]
+
+
+@pytest.mark.requirement("ROOM-1", "ROOM-4", "ROOM-6", "ROOM-9")
+@pytest.mark.parametrize(
+    ("options", "inviter", "is_joined"),
+    [
+        ({}, "@alice:fab.test", True),
+        ({}, "@far:other.test", False),
+        ({"inviters": ("@far:other.test",)}, "@far:other.test", True),
+        ({"inviters": ("@far:other.test",)}, "@alice:fab.test", False),
+        ({"inviters": ("@Alice:fab.test",)}, "@alice:fab.test", False),
+        ({"inviters": ("*:other.test",)}, "@far:other.test", True),
+        ({"people": ("@far:other.test",)}, "@far:other.test", True),
+        ({"people": ("@far:other.test",)}, "@alice:fab.test", False),
+        ({"people": ()}, "@alice:fab.test", False),
+        ({"rooms": []}, "@alice:fab.test", False),
+        ({"rooms": ["!new:fab.test"]}, "@alice:fab.test", True),
+        ({"rooms": ["!other:fab.test"]}, "@alice:fab.test", False),
+        ({"rooms": ["!new:fab.test"]}, "@far:other.test", False),
+    ],
+)
+@pytest.mark.parametrize("is_pending", [True, False])
+async def test_invite_is_taken_or_rejected_by_the_settings(
+    world: EdgeWorld, server: FabricatedHomeserver, options: dict[str, Any], inviter: str, is_joined: bool, is_pending: bool
+) -> None:
+    """An invite that a start finds is decided like a new one: joined where room and inviter are allowed, else rejected once."""
+    if is_pending:
+        server.invites(world.login.user_id, "!new:fab.test", sender=inviter)
+    await world.open(**options)
+    await world.synced()
+    if not is_pending:
+        server.invites(world.login.user_id, "!new:fab.test", sender=inviter)
+    await eventually(lambda: _asked(server, "join") + _asked(server, "leave"))
+    await world.synced()
+    assert (len(_asked(server, "join")), len(_asked(server, "leave"))) == ((1, 0) if is_joined else (0, 1))
+
+
+@pytest.mark.requirement("ROOM-2", "ROOM-5")
+async def test_dm_entry_holds_only_while_nobody_else_is_in_the_room(
+    world: EdgeWorld, server: FabricatedHomeserver, alice: FabricatedUser
+) -> None:
+    """`dm:@alice` serves the direct message with Alice, until a third person comes."""
+    await world.open(rooms=[f"dm:{alice.user_id}"])
+    await world.synced()
+    room = server.invites(world.login.user_id, "!dm:fab.test", sender=alice.user_id, is_direct=True, encrypted=False)
+    await eventually(lambda: _asked(server, "join"))
+    await eventually(lambda: world.login.user_id in room.members)
+    await world.synced()
+    room.says(alice, "just us")
+    await world.hears("just us")
+    assert world.heard.facts[-1].is_direct  # type: ignore[union-attr]  # a message
+    room.member("@eve:fab.test", "invite", sender=alice.user_id)
+    room.says(alice, "not alone")
+    await world.synced()
+    assert world.heard.texts == ["just us"]
+
+
+@pytest.mark.requirement("ROOM-2")
+async def test_alias_is_pinned_to_the_room_that_it_named_first(
+    world: EdgeWorld, server: FabricatedHomeserver, alice: FabricatedUser
+) -> None:
+    """An alias that points elsewhere later serves neither room until the operator confirms."""
+    first = server.room("!first:fab.test", members=[alice.user_id, world.login.user_id])
+    second = server.room("!second:fab.test", members=[alice.user_id, world.login.user_id])
+    pointing = server.answers("GET", "*/directory/room/*", {"room_id": first.room_id, "servers": []})
+    await world.open(rooms=["#ops:fab.test"])
+    await world.synced()
+    first.says(alice, "served")
+    second.says(alice, "denied")
+    await world.hears("served")
+    pointing.end()
+    server.answers("GET", "*/directory/room/*", {"room_id": second.room_id, "servers": []})
+    await world.restart(rooms=["#ops:fab.test"])
+    first.says(alice, "no longer")
+    second.says(alice, "nor here")
+    await world.synced()
+    assert world.heard.texts == ["served"]
+
+
+@pytest.mark.requirement("ROOM-2")
+async def test_alias_that_can_not_be_resolved_denies_and_is_asked_again(
+    world: EdgeWorld, server: FabricatedHomeserver, alice: FabricatedUser
+) -> None:
+    """Without an answer of the directory the room is denied; an invite waits, and is taken once the alias is known."""
+    missing = server.answers("GET", "*/directory/room/*", {"errcode": "M_NOT_FOUND", "error": "no"}, status=404)
+    await world.open(rooms=["#ops:fab.test"])
+    await world.synced()
+    server.invites(world.login.user_id, "!ops:fab.test", sender=alice.user_id)
+    await world.synced()
+    assert _asked(server, "join") + _asked(server, "leave") == []
+    missing.end()
+    server.answers("GET", "*/directory/room/*", {"room_id": "!ops:fab.test", "servers": []})
+    await eventually(lambda: _asked(server, "join"))
+
+
+@pytest.mark.requirement("ROOM-6")
+async def test_join_that_fails_is_tried_again_with_a_pause_also_after_a_restart(
+    world: EdgeWorld, server: FabricatedHomeserver, alice: FabricatedUser
+) -> None:
+    """Some servers deliver an invite once: it is kept, and the join repeated."""
+    failing = server.answers("POST", "*/join", {"errcode": "M_UNKNOWN", "error": "federation"}, status=404)
+    await world.open()
+    await world.synced()
+    server.invites(world.login.user_id, "!new:fab.test", sender=alice.user_id)
+    await eventually(lambda: _asked(server, "join"))
+    await world.restart()
+    failing.end()
+    await eventually(lambda: server.rooms["!new:fab.test"].members.count(world.login.user_id))
+    assert _asked(server, "leave") == []
+
+
+@pytest.mark.requirement("ROOM-3")
+@pytest.mark.parametrize("leave_denied", [False, True])
+async def test_room_that_is_no_longer_allowed_is_left_alone_or_left(
+    world: EdgeWorld, server: FabricatedHomeserver, alice: FabricatedUser, leave_denied: bool
+) -> None:
+    """Silence by default; the operator may have denied rooms left."""
+    room = server.room("!old:fab.test", members=[alice.user_id, world.login.user_id])
+    await world.open()
+    await world.synced()
+    await world.restart(rooms=[], leave_denied=leave_denied)
+    room.says(alice, "hello?")
+    await world.synced()
+    if leave_denied:
+        await eventually(lambda: _asked(server, "leave"))
+    else:
+        assert _asked(server, "leave") == []
+    assert world.heard.texts == []
+
+
+@pytest.mark.requirement("ROOM-10")
+async def test_after_a_ban_a_new_invite_is_refused(world: EdgeWorld, server: FabricatedHomeserver, alice: FabricatedUser) -> None:
+    """A kick needs a new invite; after a ban even that is refused."""
+    room = server.room("!r:fab.test", members=[alice.user_id, world.login.user_id])
+    await world.open()
+    await world.synced()
+    room.member(world.login.user_id, "leave", sender=alice.user_id)
+    await world.synced()
+    room.member(world.login.user_id, "invite", sender=alice.user_id)
+    await eventually(lambda: len(_asked(server, "join")) == 1)
+    await world.synced()
+    room.member(world.login.user_id, "ban", sender=alice.user_id)
+    await world.synced()
+    room.member(world.login.user_id, "leave", sender=alice.user_id)
+    room.member(world.login.user_id, "invite", sender=alice.user_id)
+    await eventually(lambda: _asked(server, "leave"))
+    assert len(_asked(server, "join")) == 1
+
+
+@pytest.mark.requirement("ROOM-2")
+async def test_room_of_version_12_is_served_by_its_id(world: EdgeWorld, server: FabricatedHomeserver, alice: FabricatedUser) -> None:
+    """An id without a server part is an id like any other."""
+    opaque = "!k2FLJr8ksA6GAJQ2pUZ6mAYrFxZ0VxNnmOnBv0N6wPs"
+    room = server.room(opaque, members=[alice.user_id, world.login.user_id], version="12")
+    await world.open(rooms=[opaque])
+    await world.synced()
+    room.says(alice, "hello")
+    await world.hears("hello")
+    await world.edge.gateway.deliver(world.delivery(opaque))
+    assert len(server.sent) == 1
+
+
+@pytest.mark.requirement("ROOM-5")
+async def test_direct_message_is_what_m_direct_says_never_the_number_of_members(
+    world: EdgeWorld, server: FabricatedHomeserver, alice: FabricatedUser
+) -> None:
+    """Two people in a room are no direct message by themselves."""
+    pair = server.room("!pair:fab.test", members=[alice.user_id, world.login.user_id])
+    direct = server.room("!direct:fab.test", members=[alice.user_id, world.login.user_id])
+    server.account_data[world.login.user_id] = {"m.direct": {alice.user_id: [direct.room_id]}}
+    await world.open()
+    await world.synced()
+    pair.says(alice, "pair")
+    direct.says(alice, "direct")
+    await world.hears("pair", "direct")
+    assert [fact.is_direct for fact in world.heard.facts] == [False, True]  # type: ignore[union-attr]  # messages
