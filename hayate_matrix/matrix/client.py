@@ -25,9 +25,10 @@ from hayate_matrix.matrix.machine import Machine
 from hayate_matrix.matrix.membership import Memberships
 from hayate_matrix.matrix.rooms import Rooms
 from hayate_matrix.matrix.send import Sender
-from hayate_matrix.matrix.sync.apply import Applied, Applier
+from hayate_matrix.matrix.sync.apply import Applier
 from hayate_matrix.matrix.sync.gaps import GapFiller
 from hayate_matrix.matrix.sync.loop import LONG_POLL_S, SyncLoop
+from hayate_matrix.matrix.sync.timeline import Applied, Timeline
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -120,8 +121,9 @@ class Edge:
         self._sharing = RoomKeySharing(self._keystore, self._http, self._machine, self.rooms, self._devices)
         self._uploads = KeyUploads(self._keystore, self._http, self._machine)
         self._identity = OwnIdentity(self._keystore, self._http, self._machine, password=self._options.password)
-        self._applier = Applier(self._keystore, self._machine, self.rooms)
-        self._late = LateKeys(self._keystore, self._applier)
+        self._timeline = Timeline(self._keystore, self._machine, self.rooms)
+        self._applier = Applier(self._keystore, self._machine, self.rooms, self._timeline)
+        self._late = LateKeys(self._keystore, self._timeline)
         self.sync = SyncLoop(
             self._keystore,
             self._http,
@@ -135,7 +137,7 @@ class Edge:
             self._keystore,
             self._http,
             self.rooms,
-            self._applier,
+            self._timeline,
             backfill_limit=self._options.backfill_limit,
             find_moment=self.sync.find_moment,
         )
@@ -203,7 +205,7 @@ class Edge:
         path = f"/_matrix/client/v3/rooms/{quote(room_id, safe='')}/event/{quote(event_id, safe='')}"
         try:
             event = await self._http.request("reference", "GET", path, timeout_s=10.0, retry=False)
-            return await self._keystore.transaction("edge.reference", lambda: self._applier.read_text(event, room_id))
+            return await self._keystore.transaction("edge.reference", lambda: self._timeline.read_text(event, room_id))
         except HayateError as error:
             _log.info("the message that was replied to can't be had", room=room_id, error=str(error))
             return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from hayate_matrix.matrix.sync.apply import Applied, Applier
+from hayate_matrix.matrix.sync.timeline import Applied, Timeline
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 class LateKeys:
     """Retries unread events; the rows are `undecryptable` of the spool."""
 
-    def __init__(self, keystore: KeyStore, applier: Applier) -> None:
+    def __init__(self, keystore: KeyStore, timeline: Timeline) -> None:
         self._keystore = keystore
-        self._applier = applier
+        self._timeline = timeline
 
     async def retry_keys(self, room_key_ids: Iterable[str]) -> Applied:
         """Try events that waited for these room keys."""
@@ -36,4 +36,4 @@ class LateKeys:
 
     def _retry(self, applied: Applied, *, room_key_id: str | None = None, sender: str | None = None) -> None:
         for unread in self._keystore.spool.list_unread(room_key_id=room_key_id, sender=sender):
-            self._applier.retry_unread(unread, applied, devices_are_fresh=sender is not None)
+            self._timeline.retry_unread(unread, applied, devices_are_fresh=sender is not None)

@@ -8,8 +8,8 @@ from urllib.parse import quote
 
 from hayate_matrix.errors import MatrixError
 from hayate_matrix.log import get_logger
-from hayate_matrix.matrix.sync.apply import Applied, Applier, Moment
 from hayate_matrix.matrix.sync.guard import is_event
+from hayate_matrix.matrix.sync.timeline import Applied, Moment, Timeline
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,12 +32,12 @@ class GapFiller:
     """Fills the open gaps, one page at a time."""
 
     def __init__(
-        self, keystore: KeyStore, http: Http, rooms: Rooms, applier: Applier, *, backfill_limit: int, find_moment: Callable[[], Moment]
+        self, keystore: KeyStore, http: Http, rooms: Rooms, timeline: Timeline, *, backfill_limit: int, find_moment: Callable[[], Moment]
     ) -> None:
         self._keystore = keystore
         self._http = http
         self._rooms = rooms
-        self._applier = applier
+        self._timeline = timeline
         self._limit = backfill_limit
         self._find_moment = find_moment
 
@@ -94,9 +94,9 @@ class GapFiller:
         events = list(reversed(newest_first))
         if room.membership == "join":
             if skipped and self._rooms.decide(room):
-                self._applier.add_skipped_gap(gap.room_id, skipped, gap.major, moment)
+                self._timeline.add_skipped_gap(gap.room_id, skipped, gap.major, moment)
             # State in the gap is older than what the sync's state section told: only messages are taken from here.
             messages = [event for event in events if "state_key" not in event]
-            self._applier.apply_timeline(room, messages, moment, applied, position=str(gap.major), provenance="gap", major=gap.major)
+            self._timeline.apply(room, messages, moment, applied, position=str(gap.major), provenance="gap", major=gap.major)
         self._keystore.spool.remember(gap.room_id, [event["event_id"] for event in events])
         self._keystore.spool.close_gap(gap.major)

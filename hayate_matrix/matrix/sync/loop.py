@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 from hayate_matrix.errors import MatrixError
 from hayate_matrix.log import get_logger
 from hayate_matrix.matrix.http import FIRST_PAUSE_S, LAST_PAUSE_S
-from hayate_matrix.matrix.sync.apply import Applied, Applier, Mode, Moment
 from hayate_matrix.matrix.sync.guard import SyncAnswer, normalise
+from hayate_matrix.matrix.sync.timeline import Applied, Moment
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from hayate_matrix.core.clock import Clock
     from hayate_matrix.matrix.http import Http
     from hayate_matrix.matrix.keystore import KeyStore
+    from hayate_matrix.matrix.sync.apply import Applier, Mode
 
 _log = get_logger(__name__)
 
