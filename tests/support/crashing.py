@@ -119,10 +119,12 @@ class _Trap:
 
 def arm(crash: Crash) -> None:
     """Put the kill in place, below our code's own calls: a commit's in the thread that commits."""
+    from hayate_matrix.matrix import client  # noqa: PLC0415
     from hayate_matrix.matrix.http import Http  # noqa: PLC0415  the list of steps is read without the program
     from hayate_matrix.matrix.keystore import KeyStore  # noqa: PLC0415
     from hayate_matrix.store.database import Database  # noqa: PLC0415
 
+    client._CHORES_S = 1.0  # the hourly and minutely work comes within the test
     trap = _Trap(crash)
     Database._write = trap.around_transaction(Database._write)  # type: ignore[method-assign]
     KeyStore._transact = trap.around_transaction(KeyStore._transact)  # type: ignore[method-assign]

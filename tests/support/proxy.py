@@ -76,7 +76,7 @@ def unknown_token(*, soft_logout: bool = False) -> Fault:
 
 
 def hangs() -> Fault:
-    """The connection stays open and nothing comes."""
+    """The connection stays open and nothing comes, until the rule ends: then it is dropped."""
     return Fault(name="hang", ends="hang")
 
 
@@ -119,10 +119,11 @@ class Rule:
     path: str
     left: int | None
     hits: int = 0
+    is_over: bool = False
 
     def end(self) -> None:
-        """Let requests through again."""
-        self.left = 0
+        """Let requests through again, and drop those that hang."""
+        self.left, self.is_over = 0, True
 
     def _takes(self, method: str, path: str) -> bool:
         if self.left == 0 or self.method not in ("*", method) or not fnmatch.fnmatchcase(path, self.path):
@@ -224,19 +225,19 @@ class FaultProxy:
             await self._stopping.wait()
             await runner.cleanup()
 
-    def _find(self, method: str, path: str) -> Fault | None:
+    def _find(self, method: str, path: str) -> Rule | None:
         with self._lock:
-            rule = next((rule for rule in self._rules if rule._takes(method, path)), None)
-        return None if rule is None else rule.fault
+            return next((rule for rule in self._rules if rule._takes(method, path)), None)
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         body = await request.read()
-        fault = self._find(request.method, request.path_qs)
+        rule = self._find(request.method, request.path_qs)
+        fault = rule.fault if rule else None
         self.requests.append(Seen(time.monotonic(), request.method, request.path_qs, fault.name if fault else None, body))
         fault = fault or Fault(name="")
-        if fault.ends == "hang":
-            await asyncio.Event().wait()
-        if fault.ends == "refuse":
+        while fault.ends == "hang" and rule is not None and not rule.is_over:  # noqa: ASYNC110  ended from another thread
+            await asyncio.sleep(0.05)
+        if fault.ends in ("hang", "refuse"):
             return self._drop(request)
         if fault.status is not None:
             return web.Response(status=fault.status, body=fault.body, headers=fault.headers)
