@@ -33,8 +33,9 @@ _log = get_logger(__name__)
 FIRST_PAUSE_S = 1.0
 """First pause after a failure; doubled up to `LAST_PAUSE_S`. Both numbers are the specification's (OUT-2)."""
 LAST_PAUSE_S = 60.0
-_FAILING_SPACING_S = 0.5
-"""While the homeserver fails, requests start this far apart: at most two a second (REL-3)."""
+_FAILING_SPACING_S = 1.0
+"""While the homeserver fails, requests start this far apart: at most two a second (REL-3), since aiohttp repeats one on a broken connection
+by itself."""
 _LONGEST_LIMIT_S = 3600.0
 """A rate limit that names more than an hour is asked again after an hour: a wrong number must not silence the bot."""
 _DEFAULT_LIMIT_S = 5.0
@@ -43,8 +44,6 @@ MAX_ANSWER_BYTES = 256 * 1024 * 1024
 """An answer larger than this is not read: more than any sync of an account with a thousand rooms (10.7 MB measured)."""
 _PARSE_ASIDE_BYTES = 256 * 1024
 """Answers larger than this are parsed in a thread, so that timers and other requests go on between."""
-
-_TRANSIENT_CODES = frozenset({"M_LIMIT_EXCEEDED", "M_USER_LOCKED"})
 
 
 @dataclass(slots=True)
@@ -267,18 +266,20 @@ async def _classify(label: str, response: aiohttp.ClientResponse, raw: bytes) ->
         parsed = json.loads(raw) if len(raw) < _PARSE_ASIDE_BYTES else await asyncio.to_thread(json.loads, raw)
     except (ValueError, RecursionError):
         parsed = None
+    if status == 429:  # noqa: PLR2004 - Too Many Requests; a gateway may say it with a page
+        raise RateLimited(f"{label} was rate-limited.", wait_s=_named_wait(response, parsed if isinstance(parsed, dict) else {}))
     if not isinstance(parsed, dict):
         raise HomeserverDown(f"{label} was answered with status {status} and a body that is no JSON object.")
     if 200 <= status < 300:  # noqa: PLR2004 - the class of success
         return parsed
     errcode = parsed.get("errcode")
-    if status == 429 or errcode == "M_LIMIT_EXCEEDED":  # noqa: PLR2004 - Too Many Requests
+    if errcode == "M_LIMIT_EXCEEDED":
         raise RateLimited(f"{label} was rate-limited.", wait_s=_named_wait(response, parsed))
     if status == 401 and "flows" in parsed:  # noqa: PLR2004 - the interactive step has no errcode on its first answer
         raise MatrixError("M_INTERACTIVE", "a further step is needed", status=status, body=parsed)
     if errcode == "M_USER_LOCKED":
         raise HomeserverDown("The account is locked by the homeserver's administrator.", wait_s=LAST_PAUSE_S)
-    if not isinstance(errcode, str) or status >= 500 or errcode in _TRANSIENT_CODES:  # noqa: PLR2004 - server errors
+    if not isinstance(errcode, str) or status >= 500:  # noqa: PLR2004 - server errors
         raise HomeserverDown(f"{label} was answered with status {status} {errcode or 'without a Matrix error code'}.")
     raise MatrixError(errcode, str(parsed.get("error", ""))[:300], status=status, body=parsed)
 
