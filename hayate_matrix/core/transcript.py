@@ -97,13 +97,16 @@ def dump_element(element: Element) -> str:
 
 
 def load_element(kind: str, text: str | None) -> Element:
-    """Return the element that `dump_element` wrote; a stone where its text is gone."""
+    """Return the element that `dump_element` wrote; a stone where its text is gone, or is not what was written."""
     if text is None:
         return Removed(kind=kind)
-    fields: dict[str, Any] = json.loads(text)
-    if kind == "said":
-        fields["calls"] = tuple(ToolCall(**call) for call in fields["calls"])
-    return _KINDS[kind](**fields)
+    try:
+        fields: dict[str, Any] = json.loads(text)
+        if kind == "said":
+            fields["calls"] = tuple(ToolCall(**call) for call in fields["calls"])
+        return _KINDS[kind](**fields)
+    except (ValueError, KeyError, TypeError):
+        return Removed(kind=kind)
 
 
 def find_open_calls(elements: Sequence[Element]) -> tuple[ToolCall, ...]:

@@ -76,12 +76,9 @@ def strip_mention(body: str, formatted_body: str | None, speaker: Speaker) -> st
     return text[length:].lstrip(" \t:,").lstrip() if length else text
 
 
-def is_quick_exchange(received_at_ms: int, answered_at_ms: int | None, *, has_work: bool) -> bool:
-    """Tell whether a message follows the bot's last answer so quickly that a program may have sent it.
-
-    A message that comes while others of the conversation still wait is no answer to the bot, however quick.
-    """
-    return answered_at_ms is not None and not has_work and received_at_ms - answered_at_ms <= QUICK_S * 1000
+def is_quick_exchange(received_at_ms: int, answered_at_ms: int | None) -> bool:
+    """Tell whether a message follows the bot's last answer so quickly that a program may have sent it."""
+    return answered_at_ms is not None and received_at_ms - answered_at_ms <= QUICK_S * 1000
 
 
 def _measure_mention(body: str, speaker: Speaker) -> int:

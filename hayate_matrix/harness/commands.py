@@ -127,10 +127,10 @@ class Commands:
     def _run(self, connection: Connection, event_id: EventId) -> Effects:
         effects = Effects()
         row = self._stores.inbox.find(connection, event_id)
-        if row is None or row.state != "queued" or row.content is None:
+        if row is None or row.state != "queued":
             return effects
-        command = parse_command(row.content.text)
-        if command is None:  # a newer or older program took it for one
+        command = parse_command(row.content.text) if row.content is not None else None
+        if command is None:  # another version of the program took it for one, or its row is damaged
             text = "I don't know that command. `!help` shows those that I know."
         else:
             text = self._refuse(connection, row, command) or self._do(connection, row, command, effects)

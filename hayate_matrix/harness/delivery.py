@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from hayate_matrix.core.clock import Clock
     from hayate_matrix.core.deliveries import Gateway, Sent
     from hayate_matrix.core.ids import ConversationId
+    from hayate_matrix.core.turns import DeliveryState
     from hayate_matrix.store.database import Connection
     from hayate_matrix.store.outbox import Owed
     from hayate_matrix.store.stores import Stores
@@ -97,71 +98,66 @@ class Deliveries:
         """Deliver what is owed until there is no more, or it is held."""
         while conversation_id in self._woken:
             self._woken.discard(conversation_id)
-            while (owed := await self._find_next(conversation_id)) is not None:
+            owed = await self._find_next(conversation_id)
+            while owed is not None:
                 try:
-                    if not await self._deliver(owed):
-                        break
+                    owed = await self._deliver(owed)
                 except StaleTransition:
-                    _log.debug("delivery_moved_elsewhere", delivery=owed.delivery.id)
+                    _log.debug("delivery_moved_elsewhere", conversation=conversation_id)
+                    owed = await self._find_next(conversation_id)
 
     async def _find_next(self, conversation_id: ConversationId) -> Owed | None:
         return await self._stores.database.read(lambda connection: self._stores.outbox.find_next(connection, conversation_id))
 
-    async def _deliver(self, owed: Owed) -> bool:
-        """Bring one row to its room and settle it; False where it and the rows behind it are held."""
+    async def _deliver(self, owed: Owed) -> Owed | None:
+        """Bring one row to its room, settle it, and return the next one; None where there is none, or all are held."""
+        if owed.is_damaged:
+            return await self._end_row(owed, "refused", "damaged")
         for attempt in range(1, _TRIES + 1):
             try:
                 sent = await self._gateway.deliver(owed.delivery)
             except DeliveryHeld as error:
                 _log.info("delivery_held", delivery=owed.delivery.id, reason=error.code)
                 await self._hold(owed)
-                return False
-            except DeliveryUncertain as error:
-                await self._give_to_operator(owed, error.code)
-                return True
-            except GiveUpError as error:
-                await self._refuse(owed, error.code)
-                return True
+                return None
+            except (DeliveryUncertain, GiveUpError) as error:
+                return await self._end_row(owed, "uncertain" if isinstance(error, DeliveryUncertain) else "refused", error.code)
             except StopError:
                 raise
             except WaitError:
                 await self._clock.sleep(_FIRST_WAIT_S)
-                return True  # the same row is found again
+                return owed
             except Exception as error:  # noqa: BLE001 - an unforeseen fault of the edge must not end deliveries to a room
+                # Without the error's text, which may hold what people wrote.
                 _log.error("delivery_failed", delivery=owed.delivery.id, attempt=attempt, error=type(error).__name__)
                 await self._clock.sleep(min(_FIRST_WAIT_S * 2 ** (attempt - 1), _LONGEST_WAIT_S))
             else:
-                await self._settle(owed, sent)
-                return True
-        await self._give_to_operator(owed, "unforeseen")
-        return True
+                return await self._settle(owed, sent)
+        return await self._end_row(owed, "uncertain", "unforeseen")
 
-    async def _settle(self, owed: Owed, sent: Sent) -> None:
-        def settle(connection: Connection) -> None:
+    async def _settle(self, owed: Owed, sent: Sent) -> Owed | None:
+        def settle(connection: Connection) -> Owed | None:
             now = self._clock.now()
             self._stores.outbox.settle(connection, owed, sent.event_ids, now)
             set_answered(connection, owed.conversation_id, now)
+            return self._stores.outbox.find_next(connection, owed.conversation_id)
 
         while True:
             try:
                 return await self._stores.database.transaction("delivery.settle", settle)
             except WaitError as error:
                 _log.warning("commit_waits", reason=error.code)
-                await self._clock.sleep(_LONGEST_WAIT_S)
+                await self._clock.sleep(_FIRST_WAIT_S)
 
     async def _hold(self, owed: Owed) -> None:
         await self._stores.database.transaction(
             "delivery.hold", lambda connection: self._stores.outbox.hold(connection, owed.conversation_id)
         )
 
-    async def _refuse(self, owed: Owed, reason: str) -> None:
-        _log.warning("delivery_refused", delivery=owed.delivery.id, reason=reason)
+    async def _end_row(self, owed: Owed, state: DeliveryState, reason: str) -> Owed | None:
+        """Take a row out of the way (refused), or give it to the operator (uncertain), and return the next one."""
+        _log.warning("delivery_ended", delivery=owed.delivery.id, state=state, reason=reason)
         await self._stores.database.transaction(
-            "delivery.refuse", lambda connection: self._stores.outbox.move(connection, owed, "refused", self._clock.now(), reason=reason)
+            "delivery.end", lambda connection: self._stores.outbox.move(connection, owed, state, self._clock.now(), reason=reason)
         )
-
-    async def _give_to_operator(self, owed: Owed, reason: str) -> None:
-        _log.warning("delivery_uncertain", delivery=owed.delivery.id, reason=reason)
-        await self._stores.database.transaction(
-            "delivery.doubt", lambda connection: self._stores.outbox.move(connection, owed, "uncertain", self._clock.now(), reason=reason)
-        )
+        return await self._find_next(owed.conversation_id)

@@ -273,8 +273,9 @@ class _Batch:
 
     def _breaks_loop(self, fact: Message, conversation: Conversation) -> bool:
         """Count quick exchanges with one account, and tell whether there were too many of them in a row (IN-9)."""
-        has_work = self._inbox.has_work(self._connection, conversation.id)
-        is_quick = is_quick_exchange(self._now_ms, conversation.answered_at_ms, has_work=has_work)
+        is_quick = is_quick_exchange(self._now_ms, conversation.answered_at_ms) and not self._inbox.has_work(
+            self._connection, conversation.id
+        )
         streak = conversation.streak + 1 if is_quick and conversation.streak_sender == fact.sender else 0
         if (streak, fact.sender) != (conversation.streak, conversation.streak_sender):
             self._set_streak(conversation, streak, fact)

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from hayate_matrix.core.ids import EventId
-from hayate_matrix.core.transcript import Note, Request, Result, Said, find_open_calls
+from hayate_matrix.core.transcript import Note, Result, Said, find_open_calls
 from hayate_matrix.errors import HayateError, StaleTransition, StopError, TurnFailed, WaitError
 from hayate_matrix.log import get_logger
 from hayate_matrix.runtime.contract import Prompt
@@ -52,6 +52,7 @@ _WAIT_S = 5.0
 _UNKNOWN = "The program ended while this ran, so it may have had its effect or not. Check before you do it again."
 _BROKEN = "Something went wrong while I worked on this."
 _KEEPS_FAILING = "I tried this several times and was cut off each time."
+_UNREADABLE = "I can't read this message any more: its row in my store is damaged. Please send it again."
 _EMPTY = "I have nothing to say to that."
 
 
@@ -104,7 +105,7 @@ class Turns:
         try:
             turn = await self._begin(work)
             if turn is None:
-                self._on_owed(work.conversation_id)  # one that was cut off too often has left a sentence
+                self._on_owed(work.conversation_id)  # it may have ended with a sentence
                 return
             self._running[turn.task.session_id] = turn
             await self._answer(turn, work)
@@ -141,7 +142,14 @@ class Turns:
             return None
         if row.state == "running":
             return self._resume(connection, row)
-        if row.state != "queued" or row.content is None:
+        if row.state != "queued":
+            return None
+        content = row.content
+        if content is None:  # damaged: what was removed is not queued any more
+            self._stores.inbox.move(connection, row, "failed")
+            self._stores.outbox.add(
+                connection, row.conversation_id, "notice", _UNREADABLE, now, request=row.answers, thread=_get_thread(row)
+            )
             return None
         session_id = self._stores.sessions.use_active(connection, row.conversation_id, row.focus, now)
         task = self._stores.tasks.open(connection, row.conversation_id, row.focus, session_id, row.event_id, now)
@@ -149,7 +157,7 @@ class Turns:
         earlier = self._cache.get(session_id)
         if earlier is None:
             earlier = self._stores.sessions.read_last(connection, session_id, _SHOWN_ELEMENTS)
-        request = replace(row.content, reference=reference) if row.content is not None else Request(sender=row.sender, text="")
+        request = replace(content, reference=reference)
         self._stores.sessions.append(connection, session_id, task.id, request, now, event_id=row.event_id)
         return _Turn(task=task, request=row, transcript=[*earlier, request])
 
@@ -253,14 +261,17 @@ class Turns:
     def _end(self, connection: Connection, turn: _Turn, said: Said) -> list[Element]:
         """Write the last step and end the turn; where a person steered meanwhile, return that instead: the model has not seen it."""
         steers = self._stores.sessions.read_steers(connection, turn.task.id, turn.steers)
-        self._append(connection, turn, said)
-        if not steers:
-            self._stores.tasks.move(connection, turn.task, "done", self._clock.now())
-            self._stores.inbox.move(connection, turn.request, "done")
-            text = said.text.strip()
-            self._owe(connection, turn, "reply" if text else "notice", text or _EMPTY)
-            self._acknowledge(connection, turn, "✅")
-        return steers
+        if steers:
+            self._append(connection, turn, said)
+            return steers
+        now = self._clock.now()
+        self._stores.tasks.move(connection, turn.task, "done", now)
+        self._stores.inbox.move(connection, turn.request, "done")
+        self._stores.sessions.append(connection, turn.task.session_id, turn.task.id, said, now)
+        text = said.text.strip()
+        self._owe(connection, turn, "reply" if text else "notice", text or _EMPTY)
+        self._acknowledge(connection, turn, "✅")
+        return []
 
     async def _fail(self, turn: _Turn, error: Exception) -> None:
         """End the turn with one sentence for the room; the operator finds its cause by the id (OUT-7)."""

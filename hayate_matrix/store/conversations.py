@@ -31,6 +31,15 @@ class Conversation:
     streak_sender: UserId | None
 
 
+_FIND = sa.select(conversations).where(conversations.c.room_id == sa.bindparam("room_id"))
+_INSERT = sa.insert(conversations)
+_GET_ROOM = sa.select(conversations.c.room_id).where(conversations.c.id == sa.bindparam("id"))
+_BY_ID = sa.update(conversations).where(conversations.c.id == sa.bindparam("_id"))
+_SET_PRESENCE = _BY_ID.values(is_present=sa.bindparam("is_present"))
+_SET_STREAK = _BY_ID.values(streak=sa.bindparam("streak"), streak_sender=sa.bindparam("sender"))
+_SET_ANSWERED = _BY_ID.values(answered_at_ms=sa.bindparam("now_ms"))
+
+
 def ensure_conversation(connection: Connection, room_id: RoomId, now: datetime) -> Conversation:
     """Return the conversation of `room_id`, made if need be."""
     found = find_conversation(connection, room_id)
@@ -40,37 +49,35 @@ def ensure_conversation(connection: Connection, room_id: RoomId, now: datetime) 
         id=ConversationId(make_uuid7(now)), room_id=room_id, is_present=True, answered_at_ms=None, streak=0, streak_sender=None
     )
     connection.execute(
-        sa.insert(conversations).values(id=made.id, room_id=room_id, made_at_ms=int(now.timestamp() * 1000), is_present=True, streak=0)
+        _INSERT, {"id": made.id, "room_id": room_id, "made_at_ms": int(now.timestamp() * 1000), "is_present": True, "streak": 0}
     )
     return made
 
 
 def find_conversation(connection: Connection, room_id: RoomId) -> Conversation | None:
     """Return the conversation of `room_id`, or None."""
-    row = connection.execute(sa.select(conversations).where(conversations.c.room_id == room_id)).one_or_none()
+    row = connection.execute(_FIND, {"room_id": room_id}).one_or_none()
     return _read(row) if row is not None else None
 
 
 def get_room(connection: Connection, conversation_id: ConversationId) -> RoomId:
     """Return the room of a conversation that exists."""
-    return RoomId(connection.execute(sa.select(conversations.c.room_id).where(conversations.c.id == conversation_id)).scalar_one())
+    return RoomId(connection.execute(_GET_ROOM, {"id": conversation_id}).scalar_one())
 
 
 def set_presence(connection: Connection, conversation_id: ConversationId, *, is_present: bool) -> None:
     """Remember whether the bot is in the room."""
-    connection.execute(sa.update(conversations).where(conversations.c.id == conversation_id).values(is_present=is_present))
+    connection.execute(_SET_PRESENCE, {"_id": conversation_id, "is_present": is_present})
 
 
 def set_streak(connection: Connection, conversation_id: ConversationId, streak: int, sender: UserId) -> None:
     """Remember how many quick exchanges `sender` had in a row."""
-    connection.execute(sa.update(conversations).where(conversations.c.id == conversation_id).values(streak=streak, streak_sender=sender))
+    connection.execute(_SET_STREAK, {"_id": conversation_id, "streak": streak, "sender": sender})
 
 
 def set_answered(connection: Connection, conversation_id: ConversationId, now: datetime) -> None:
     """Remember that a message of the bot was settled just now."""
-    connection.execute(
-        sa.update(conversations).where(conversations.c.id == conversation_id).values(answered_at_ms=int(now.timestamp() * 1000))
-    )
+    connection.execute(_SET_ANSWERED, {"_id": conversation_id, "now_ms": int(now.timestamp() * 1000)})
 
 
 def _read(row: Row[*tuple[Any, ...]]) -> Conversation:

@@ -6,7 +6,7 @@ Promise: a fact that was taken is never taken again; its row outlives its text (
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal
 
 import sqlalchemy as sa
 
@@ -28,10 +28,29 @@ _FIELD = "inbox.content"
 _LOOKUP_SIZE = 500
 """Event ids asked for in one query; SQLite takes 32,766 parameters, PostgreSQL 65,535."""
 
+_HAS_WORK = inbox.c.state.in_(("queued", "running"))
+_IN_CONVERSATION = inbox.c.conversation_id == sa.bindparam("conversation_id")
+_FIND_KNOWN = sa.select(inbox.c.event_id).where(inbox.c.event_id.in_(sa.bindparam("event_ids", expanding=True)))
+_INSERT = sa.insert(inbox)
+_FIND = sa.select(inbox).where(inbox.c.event_id == sa.bindparam("event_id"))
+_FIND_ABOUT = sa.select(inbox).where(inbox.c.target == sa.bindparam("target")).order_by(inbox.c.seq)
+_OPEN = sa.select(*(column for column in inbox.c if column.name != "content"), sa.null().label("content"))
+_LIST_OPEN = _OPEN.where(_HAS_WORK).order_by(inbox.c.seq)
+_LIST_OPEN_OF = _LIST_OPEN.where(_IN_CONVERSATION)
+_ASK_WORK = sa.select(inbox.c.seq).where(_IN_CONVERSATION, _HAS_WORK).limit(1)
+_ASK_THREAD = sa.select(inbox.c.seq).where(_IN_CONVERSATION, inbox.c.focus == sa.bindparam("thread"), inbox.c.kind == "request").limit(1)
+_ASK_ROOT = sa.select(inbox.c.seq).where(_IN_CONVERSATION, inbox.c.event_id == sa.bindparam("thread"), inbox.c.kind == "request")
+_REPLACE = (
+    sa.update(inbox)
+    .where(inbox.c.event_id == sa.bindparam("_event_id"), inbox.c.state == "queued", inbox.c.epoch == sa.bindparam("_epoch"))
+    .values(content=sa.bindparam("content"), epoch=inbox.c.epoch + 1)
+)
+_REMOVE_TEXT = sa.update(inbox).where(inbox.c.event_id.in_(sa.bindparam("event_ids", expanding=True))).values(content=None)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InboxRow:
-    """One fact. `content` is None for a fact that asks for no work and once the text was removed."""
+    """One fact. `content` is None for a fact that asks for no work, once the text was removed, and where it is damaged."""
 
     event_id: EventId
     conversation_id: ConversationId
@@ -63,14 +82,14 @@ class Inbox:
         known: set[EventId] = set()
         for start in range(0, len(event_ids), _LOOKUP_SIZE):
             some = event_ids[start : start + _LOOKUP_SIZE]
-            known.update(connection.scalars(sa.select(inbox.c.event_id).where(inbox.c.event_id.in_(some))))
+            known.update(connection.scalars(_FIND_KNOWN, {"event_ids": some}))
         return known
 
     def put(self, connection: Connection, row: InboxRow) -> int:
         """Add a fact that is not known yet and return its `seq`."""
         sealed = None if row.content is None else self._seal(row.event_id, row.content)
         result = connection.execute(
-            sa.insert(inbox),
+            _INSERT,
             {
                 "event_id": row.event_id,
                 "conversation_id": row.conversation_id,
@@ -92,35 +111,27 @@ class Inbox:
 
     def find(self, connection: Connection, event_id: EventId) -> InboxRow | None:
         """Return the row of an event, or None for one that was never taken."""
-        row = connection.execute(sa.select(inbox).where(inbox.c.event_id == event_id)).one_or_none()
+        row = connection.execute(_FIND, {"event_id": event_id}).one_or_none()
         return self._read(row) if row is not None else None
 
     def find_about(self, connection: Connection, target: EventId) -> list[InboxRow]:
         """Return the edits and redactions about `target`, in order of arrival."""
-        return [self._read(row) for row in connection.execute(sa.select(inbox).where(inbox.c.target == target).order_by(inbox.c.seq))]
+        return [self._read(row) for row in connection.execute(_FIND_ABOUT, {"target": target})]
 
     def list_open(self, connection: Connection, conversation_id: ConversationId | None = None) -> list[InboxRow]:
         """Return requests and commands that are queued or running, in order of arrival, without their content."""
-        query = sa.select(*(column for column in inbox.c if column.name != "content"), sa.null().label("content"))
-        query = query.where(inbox.c.state.in_(("queued", "running"))).order_by(inbox.c.seq)
-        if conversation_id is not None:
-            query = query.where(inbox.c.conversation_id == conversation_id)
-        return [self._read(row) for row in connection.execute(query)]
+        if conversation_id is None:
+            return [self._read(row) for row in connection.execute(_LIST_OPEN)]
+        return [self._read(row) for row in connection.execute(_LIST_OPEN_OF, {"conversation_id": conversation_id})]
 
     def has_work(self, connection: Connection, conversation_id: ConversationId) -> bool:
         """Tell whether a request or command of the conversation is queued or running."""
-        query = sa.select(inbox.c.seq).where(inbox.c.conversation_id == conversation_id, inbox.c.state.in_(("queued", "running")))
-        return connection.execute(query.limit(1)).first() is not None
+        return connection.execute(_ASK_WORK, {"conversation_id": conversation_id}).first() is not None
 
     def is_addressed(self, connection: Connection, conversation_id: ConversationId, thread: EventId) -> bool:
         """Tell whether the bot was asked something in this thread, or by the message that the thread hangs on."""
-        query = sa.select(inbox.c.seq).where(inbox.c.conversation_id == conversation_id, inbox.c.focus == thread, inbox.c.kind == "request")
-        if connection.execute(query.limit(1)).first() is not None:
-            return True
-        root = sa.select(inbox.c.seq).where(
-            inbox.c.event_id == thread, inbox.c.conversation_id == conversation_id, inbox.c.kind == "request"
-        )
-        return connection.execute(root).first() is not None
+        asked = {"conversation_id": conversation_id, "thread": thread}
+        return connection.execute(_ASK_THREAD, asked).first() is not None or connection.execute(_ASK_ROOT, asked).first() is not None
 
     def move(self, connection: Connection, row: InboxRow, to: RequestState) -> int:
         """Bring `row` to the state `to` and return its new epoch; StaleTransition where somebody else moved it."""
@@ -128,16 +139,13 @@ class Inbox:
 
     def replace(self, connection: Connection, row: InboxRow, content: Request) -> bool:
         """Give a request that is still queued another content; False where it is no longer queued."""
-        result = connection.execute(
-            sa.update(inbox)
-            .where(inbox.c.event_id == row.event_id, inbox.c.state == "queued", inbox.c.epoch == row.epoch)
-            .values(content=self._seal(row.event_id, content), epoch=row.epoch + 1)
-        )
+        changes = {"_event_id": row.event_id, "_epoch": row.epoch, "content": self._seal(row.event_id, content)}
+        result = connection.execute(_REPLACE, changes)
         return result.rowcount == 1
 
     def remove_text(self, connection: Connection, event_ids: Iterable[EventId]) -> None:
         """Leave stones in the place of these texts."""
-        connection.execute(sa.update(inbox).where(inbox.c.event_id.in_(list(event_ids))).values(content=None))
+        connection.execute(_REMOVE_TEXT, {"event_ids": list(event_ids)})
 
     def _read(self, row: Row[*tuple[Any, ...]]) -> InboxRow:
         return InboxRow(
@@ -160,5 +168,6 @@ class Inbox:
     def _seal(self, event_id: EventId, content: Request) -> bytes:
         return self._sealer.seal(_FIELD, event_id, dump_element(content))
 
-    def _open(self, event_id: EventId, sealed: bytes) -> Request:
-        return cast("Request", load_element("request", self._sealer.open(_FIELD, event_id, sealed)))
+    def _open(self, event_id: EventId, sealed: bytes) -> Request | None:
+        content = load_element("request", self._sealer.try_open(_FIELD, event_id, sealed))
+        return content if isinstance(content, Request) else None

@@ -25,6 +25,29 @@ if TYPE_CHECKING:
 
 _FIELD = "outbox.text"
 
+_IS_OWED = outbox.c.state.in_(("pending", "held"))
+_OF_CONVERSATION = outbox.c.conversation_id == sa.bindparam("_conversation_id")
+_ADD = sa.insert(outbox)
+_FIND_NEXT = (
+    sa.select(outbox, conversations.c.room_id)
+    .join(conversations, conversations.c.id == outbox.c.conversation_id)
+    .where(_OF_CONVERSATION, _IS_OWED)
+    .order_by(outbox.c.seq)
+    .limit(1)
+)
+_LIST_INDEBTED = sa.select(outbox.c.conversation_id).where(_IS_OWED).distinct()
+_ADD_SENT = sa.insert(sent_events)
+_HOLD = sa.update(outbox).where(_OF_CONVERSATION, outbox.c.state == "pending").values(state="held", epoch=outbox.c.epoch + 1)
+_RELEASE = sa.update(outbox).where(outbox.c.state == "held").values(state="pending", epoch=outbox.c.epoch + 1)
+_RELEASE_OF = _RELEASE.where(_OF_CONVERSATION)
+_COUNT = sa.select(outbox.c.state, sa.func.count()).group_by(outbox.c.state)
+_COUNT_OF = _COUNT.where(_OF_CONVERSATION)
+_FIND_SENT = (
+    sa.select(outbox.c.id, outbox.c.text)
+    .join(sent_events, sent_events.c.delivery_id == outbox.c.id)
+    .where(sent_events.c.event_id == sa.bindparam("event_id"), _OF_CONVERSATION)
+)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Owed:
@@ -34,6 +57,8 @@ class Owed:
     conversation_id: ConversationId
     state: DeliveryState
     epoch: int
+    is_damaged: bool = False
+    """Whether its text can't be read any more; it is empty here then."""
 
 
 class Outbox:
@@ -58,7 +83,7 @@ class Outbox:
         """Owe `text` to the room of the conversation, behind what is owed to it already."""
         delivery_id = DeliveryId(make_uuid7(now))
         connection.execute(
-            sa.insert(outbox),
+            _ADD,
             {
                 "id": delivery_id,
                 "conversation_id": conversation_id,
@@ -77,20 +102,12 @@ class Outbox:
 
     def find_next(self, connection: Connection, conversation_id: ConversationId) -> Owed | None:
         """Return the oldest row that is owed (pending or held) to a conversation."""
-        query = (
-            sa.select(outbox, conversations.c.room_id)
-            .join(conversations, conversations.c.id == outbox.c.conversation_id)
-            .where(outbox.c.conversation_id == conversation_id, outbox.c.state.in_(("pending", "held")))
-            .order_by(outbox.c.seq)
-            .limit(1)
-        )
-        row = connection.execute(query).one_or_none()
+        row = connection.execute(_FIND_NEXT, {"_conversation_id": conversation_id}).one_or_none()
         return self._read(row) if row is not None else None
 
     def list_indebted(self, connection: Connection) -> list[ConversationId]:
         """Return the conversations to which something is owed (pending or held)."""
-        query = sa.select(outbox.c.conversation_id).where(outbox.c.state.in_(("pending", "held"))).distinct()
-        return [ConversationId(found) for found in connection.scalars(query)]
+        return [ConversationId(found) for found in connection.scalars(_LIST_INDEBTED)]
 
     def settle(self, connection: Connection, owed: Owed, event_ids: Sequence[EventId], now: datetime) -> None:
         """End a row as sent, with the event ids that came back; StaleTransition where it was settled before."""
@@ -107,7 +124,7 @@ class Outbox:
         )
         rows = [{"event_id": event_id, "delivery_id": delivery_id, "part": part} for part, event_id in enumerate(event_ids)]
         if rows:
-            connection.execute(sa.insert(sent_events), rows)
+            connection.execute(_ADD_SENT, rows)
 
     def move(self, connection: Connection, owed: Owed, to: DeliveryState, now: datetime, *, reason: str | None = None) -> None:
         """Bring a row to `refused` or `uncertain`; `reason` is a stable code, never text of the room."""
@@ -124,42 +141,37 @@ class Outbox:
 
     def hold(self, connection: Connection, conversation_id: ConversationId) -> int:
         """Hold everything that is owed to a conversation and return how many rows that changed."""
-        statement = sa.update(outbox).where(outbox.c.conversation_id == conversation_id, outbox.c.state == "pending")
-        return connection.execute(statement.values(state="held", epoch=outbox.c.epoch + 1)).rowcount
+        return connection.execute(_HOLD, {"_conversation_id": conversation_id}).rowcount
 
     def release(self, connection: Connection, conversation_id: ConversationId | None = None) -> int:
         """Make held rows (of one conversation, or all) pending again and return how many."""
-        statement = sa.update(outbox).where(outbox.c.state == "held")
-        if conversation_id is not None:
-            statement = statement.where(outbox.c.conversation_id == conversation_id)
-        return connection.execute(statement.values(state="pending", epoch=outbox.c.epoch + 1)).rowcount
+        if conversation_id is None:
+            return connection.execute(_RELEASE).rowcount
+        return connection.execute(_RELEASE_OF, {"_conversation_id": conversation_id}).rowcount
 
     def count(self, connection: Connection, conversation_id: ConversationId | None = None) -> dict[DeliveryState, int]:
         """Return how many rows are in each state, of one conversation or of all."""
-        query = sa.select(outbox.c.state, sa.func.count()).group_by(outbox.c.state)
-        if conversation_id is not None:
-            query = query.where(outbox.c.conversation_id == conversation_id)
-        return {row[0]: row[1] for row in connection.execute(query)}
+        if conversation_id is None:
+            return {row[0]: row[1] for row in connection.execute(_COUNT)}
+        return {row[0]: row[1] for row in connection.execute(_COUNT_OF, {"_conversation_id": conversation_id})}
 
     def is_sent_event(self, connection: Connection, conversation_id: ConversationId, event_id: EventId) -> bool:
         """Tell whether the bot sent this event to this conversation."""
-        query = sa.select(outbox.c.seq).join(sent_events, sent_events.c.delivery_id == outbox.c.id)
-        query = query.where(sent_events.c.event_id == event_id, outbox.c.conversation_id == conversation_id)
-        return connection.execute(query).first() is not None
+        return connection.execute(_FIND_SENT, {"event_id": event_id, "_conversation_id": conversation_id}).first() is not None
 
     def find_sent_text(self, connection: Connection, conversation_id: ConversationId, event_id: EventId) -> str | None:
         """Return what the bot said with this event, or None where it is none of its own."""
-        query = sa.select(outbox.c.id, outbox.c.text).join(sent_events, sent_events.c.delivery_id == outbox.c.id)
-        row = connection.execute(query.where(sent_events.c.event_id == event_id, outbox.c.conversation_id == conversation_id)).first()
-        return self._sealer.open(_FIELD, row.id, row.text) if row is not None else None
+        row = connection.execute(_FIND_SENT, {"event_id": event_id, "_conversation_id": conversation_id}).first()
+        return self._sealer.try_open(_FIELD, row.id, row.text) if row is not None else None
 
     def _read(self, row: Row[*tuple[Any, ...]]) -> Owed:
+        text = self._sealer.try_open(_FIELD, row.id, row.text)
         return Owed(
             delivery=Delivery(
                 id=row.id,
                 room_id=row.room_id,
                 kind=row.kind,
-                text=self._sealer.open(_FIELD, row.id, row.text),
+                text=text or "",
                 request=row.request_event_id,
                 thread=row.thread,
                 mention=row.mention,
@@ -168,4 +180,5 @@ class Outbox:
             conversation_id=row.conversation_id,
             state=row.state,
             epoch=row.epoch,
+            is_damaged=text is None,
         )

@@ -20,9 +20,12 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from hayate_matrix.errors import StoreError
+from hayate_matrix.log import get_logger
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+_log = get_logger(__name__)
 
 KEY_BYTES = 32
 """AES-256."""
@@ -82,6 +85,14 @@ class Sealer:
             problem = f"The text {field} of row {row_id} does not open: it was changed, or it belongs to another row."
             raise StoreError(problem, remedy="The database is damaged: restore a backup.") from None
         return data.decode("utf-8", "surrogatepass")
+
+    def try_open(self, field: str, row_id: str, sealed: bytes) -> str | None:
+        """Return the text, or None for a damaged one, which is logged: one damaged row is set aside, not the end."""
+        try:
+            return self.open(field, row_id, sealed)
+        except StoreError as error:
+            _log.error("row_damaged", field=field, row=row_id, problem=error.problem)
+            return None
 
     def derive(self, purpose: str) -> bytes:
         """Return 32 bytes for `purpose`, the same for the same key and purpose, that tell nothing of either key."""

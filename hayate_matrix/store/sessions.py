@@ -20,6 +20,24 @@ if TYPE_CHECKING:
 
 _FIELD = "entries.content"
 
+_FIND_ACTIVE = sa.select(sessions.c.id).where(
+    sessions.c.conversation_id == sa.bindparam("conversation_id"), sessions.c.focus == sa.bindparam("focus"), sessions.c.state == "active"
+)
+_USE = sa.update(sessions).where(sessions.c.id == sa.bindparam("_id")).values(used_at_ms=sa.bindparam("now_ms"))
+_OPEN = sa.insert(sessions)
+_APPEND = sa.insert(entries)
+_READ = sa.select(entries.c.id, entries.c.kind, entries.c.content)
+_READ_LAST = (
+    _READ.where(entries.c.session_id == sa.bindparam("session_id"))
+    .order_by(entries.c.seq.desc())
+    .limit(sa.bindparam("limit", type_=sa.Integer))
+)
+_READ_TASK = _READ.where(entries.c.task_id == sa.bindparam("task_id")).order_by(entries.c.seq)
+_READ_STEERS = _READ_TASK.where(entries.c.kind == "steer").offset(sa.bindparam("skip", type_=sa.Integer))
+_IS_MEANT = entries.c.event_id.in_(sa.bindparam("event_ids", expanding=True))
+_FIND_CHANGED = sa.select(entries.c.session_id).where(_IS_MEANT).distinct()
+_REMOVE_TEXT = sa.update(entries).where(_IS_MEANT).values(content=None)
+
 
 class Sessions:
     """Reads and writes transcripts within the caller's transaction."""
@@ -30,18 +48,22 @@ class Sessions:
     def use_active(self, connection: Connection, conversation_id: ConversationId, focus: Focus, now: datetime) -> SessionId:
         """Return the active session of a focus, opened if there is none, and mark it as used."""
         now_ms = int(now.timestamp() * 1000)
-        query = sa.select(sessions.c.id).where(
-            sessions.c.conversation_id == conversation_id, sessions.c.focus == focus, sessions.c.state == "active"
-        )
-        found = connection.scalar(query)
+        found = connection.scalar(_FIND_ACTIVE, {"conversation_id": conversation_id, "focus": focus})
         if found is not None:
-            connection.execute(sa.update(sessions).where(sessions.c.id == found).values(used_at_ms=now_ms))
+            connection.execute(_USE, {"_id": found, "now_ms": now_ms})
             return SessionId(found)
         session_id = SessionId(make_uuid7(now))
         connection.execute(
-            sa.insert(sessions).values(
-                id=session_id, conversation_id=conversation_id, focus=focus, state="active", epoch=0, made_at_ms=now_ms, used_at_ms=now_ms
-            )
+            _OPEN,
+            {
+                "id": session_id,
+                "conversation_id": conversation_id,
+                "focus": focus,
+                "state": "active",
+                "epoch": 0,
+                "made_at_ms": now_ms,
+                "used_at_ms": now_ms,
+            },
         )
         return session_id
 
@@ -58,7 +80,7 @@ class Sessions:
         """Add one element at the end of a transcript; `event_id` is the message in the room that it came from."""
         entry_id = EntryId(make_uuid7(now))
         connection.execute(
-            sa.insert(entries),
+            _APPEND,
             {
                 "id": entry_id,
                 "session_id": session_id,
@@ -73,27 +95,25 @@ class Sessions:
 
     def read_last(self, connection: Connection, session_id: SessionId, limit: int) -> list[Element]:
         """Return the last `limit` elements of a transcript, oldest first."""
-        query = sa.select(entries.c.id, entries.c.kind, entries.c.content).where(entries.c.session_id == session_id)
-        rows = connection.execute(query.order_by(entries.c.seq.desc()).limit(limit)).all()
+        rows = connection.execute(_READ_LAST, {"session_id": session_id, "limit": limit}).all()
         return [self._read(row.id, row.kind, row.content) for row in reversed(rows)]
 
     def read_task(self, connection: Connection, task_id: TaskId) -> list[Element]:
         """Return what one task has put into its transcript so far, oldest first."""
-        query = sa.select(entries.c.id, entries.c.kind, entries.c.content).where(entries.c.task_id == task_id)
-        return [self._read(row.id, row.kind, row.content) for row in connection.execute(query.order_by(entries.c.seq))]
+        return [self._read(row.id, row.kind, row.content) for row in connection.execute(_READ_TASK, {"task_id": task_id})]
 
     def read_steers(self, connection: Connection, task_id: TaskId, skip: int) -> list[Element]:
         """Return what people steered into this task, oldest first, without the first `skip`."""
-        query = sa.select(entries.c.id, entries.c.kind, entries.c.content).where(entries.c.task_id == task_id, entries.c.kind == "steer")
-        return [self._read(row.id, row.kind, row.content) for row in connection.execute(query.order_by(entries.c.seq).offset(skip))]
+        rows = connection.execute(_READ_STEERS, {"task_id": task_id, "skip": skip})
+        return [self._read(row.id, row.kind, row.content) for row in rows]
 
     def remove_text(self, connection: Connection, event_ids: Iterable[EventId]) -> list[SessionId]:
         """Leave stones in the place of what these events put into transcripts, and return the sessions that changed."""
-        is_meant = entries.c.event_id.in_(list(event_ids))
-        changed = [SessionId(found) for found in connection.scalars(sa.select(entries.c.session_id).where(is_meant).distinct())]
+        meant = {"event_ids": list(event_ids)}
+        changed = [SessionId(found) for found in connection.scalars(_FIND_CHANGED, meant)]
         if changed:
-            connection.execute(sa.update(entries).where(is_meant).values(content=None))
+            connection.execute(_REMOVE_TEXT, meant)
         return changed
 
     def _read(self, entry_id: str, kind: str, content: bytes | None) -> Element:
-        return load_element(kind, None if content is None else self._sealer.open(_FIELD, entry_id, content))
+        return load_element(kind, None if content is None else self._sealer.try_open(_FIELD, entry_id, content))

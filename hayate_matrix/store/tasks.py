@@ -18,6 +18,15 @@ if TYPE_CHECKING:
 
     from hayate_matrix.core.turns import TaskState
 
+_OPEN = sa.insert(tasks)
+_LIST_OPEN = sa.select(tasks).where(tasks.c.state.in_(("running", "suspended")))
+_LIST_OPEN_OF = _LIST_OPEN.where(tasks.c.conversation_id == sa.bindparam("conversation_id"))
+_CHECK = (
+    sa.select(tasks.c.id)
+    .where(tasks.c.id == sa.bindparam("id"), tasks.c.state == sa.bindparam("state"), tasks.c.epoch == sa.bindparam("epoch"))
+    .with_for_update()
+)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
@@ -52,30 +61,29 @@ class Tasks:
             attempts=1,
         )
         connection.execute(
-            sa.insert(tasks).values(
-                id=task.id,
-                conversation_id=conversation_id,
-                focus=focus,
-                session_id=session_id,
-                request_event_id=request,
-                state=task.state,
-                epoch=task.epoch,
-                attempts=task.attempts,
-                made_at_ms=int(now.timestamp() * 1000),
-            )
+            _OPEN,
+            {
+                "id": task.id,
+                "conversation_id": conversation_id,
+                "focus": focus,
+                "session_id": session_id,
+                "request_event_id": request,
+                "state": task.state,
+                "epoch": task.epoch,
+                "attempts": task.attempts,
+                "made_at_ms": int(now.timestamp() * 1000),
+            },
         )
         return task
 
     def list_open(self, connection: Connection) -> list[Task]:
         """Return all tasks that have not ended."""
-        return [_read(row) for row in connection.execute(sa.select(tasks).where(tasks.c.state.in_(("running", "suspended"))))]
+        return [_read(row) for row in connection.execute(_LIST_OPEN)]
 
     def find_open(self, connection: Connection, conversation_id: ConversationId, focus: Focus | None = None) -> list[Task]:
         """Return the tasks of a conversation, or of one focus of it, that have not ended."""
-        query = sa.select(tasks).where(tasks.c.conversation_id == conversation_id, tasks.c.state.in_(("running", "suspended")))
-        if focus is not None:
-            query = query.where(tasks.c.focus == focus)
-        return [_read(row) for row in connection.execute(query)]
+        found = [_read(row) for row in connection.execute(_LIST_OPEN_OF, {"conversation_id": conversation_id})]
+        return [task for task in found if focus is None or task.focus == focus]
 
     def check(self, connection: Connection, task: Task) -> None:
         """Make sure, until the end of the transaction, that `task` is still in the state and epoch that it was read with.
@@ -83,8 +91,7 @@ class Tasks:
         Raises:
             StaleTransition: somebody else moved it; the transaction should be given up.
         """
-        query = sa.select(tasks.c.id).where(tasks.c.id == task.id, tasks.c.state == task.state, tasks.c.epoch == task.epoch)
-        if connection.execute(query.with_for_update()).first() is None:
+        if connection.execute(_CHECK, {"id": task.id, "state": task.state, "epoch": task.epoch}).first() is None:
             problem = f"The task {task.id} is no longer {task.state} with the epoch {task.epoch}."
             raise StaleTransition(problem)
 

@@ -29,7 +29,7 @@ ROOMS = [RoomId("!one"), RoomId("!two"), RoomId("!three")]
 THREADS = [None, "$root"]
 KINDS = ["unsafe", "safe", "echo", "slow", "fail", "crash"]
 STEPS = ["intake.accept", "turn.open", "turn.step", "turn.result", "turn.end", "turn.fail", "turn.suspend"]
-STEPS += ["command.run", "delivery.settle", "delivery.hold", "delivery.doubt"]
+STEPS += ["command.run", "delivery.settle", "delivery.hold", "delivery.end"]
 
 
 class Tally:
