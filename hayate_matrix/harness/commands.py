@@ -8,17 +8,15 @@ Not here: which words are commands (core/commands).
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections import deque
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
 from hayate_matrix.core.commands import COMMANDS, parse_command
-from hayate_matrix.core.ids import EventId, Focus
 from hayate_matrix.core.transcript import Steer
 from hayate_matrix.errors import StopError, WaitError
-from hayate_matrix.harness.stopping import stop_task
+from hayate_matrix.harness.endings import fail_request, owe_answer, stop_task, word_error
 from hayate_matrix.log import get_logger
 from hayate_matrix.store.conversations import get_room
 
@@ -28,7 +26,7 @@ if TYPE_CHECKING:
 
     from hayate_matrix.core.clock import Clock
     from hayate_matrix.core.commands import Command
-    from hayate_matrix.core.ids import ConversationId, SessionId
+    from hayate_matrix.core.ids import ConversationId, EventId, SessionId
     from hayate_matrix.harness.rules import Rules, Senses
     from hayate_matrix.store.database import Connection
     from hayate_matrix.store.inbox import InboxRow
@@ -134,7 +132,7 @@ class Commands:
             text = "I don't know that command. `!help` shows those that I know."
         else:
             text = self._refuse(connection, row, command) or self._do(connection, row, command, effects)
-        self._answer(connection, row, text)
+        owe_answer(self._stores, connection, row, "notice", text, self._clock.now())
         self._stores.inbox.move(connection, row, "done")
         effects.conversation_id = row.conversation_id
         return effects
@@ -193,21 +191,13 @@ class Commands:
 
     async def _fail(self, event_id: EventId, error: Exception) -> Effects:
         """End a command that broke, with one sentence (OUT-7)."""
-        error_id = secrets.token_hex(4)
-        _log.error("command_failed", error_id=error_id, error=type(error).__name__)
+        sentence = word_error(error, command=event_id)
 
         def end(connection: Connection) -> Effects:
             row = self._stores.inbox.find(connection, event_id)
             if row is None or row.state != "queued":
                 return Effects()
-            self._answer(connection, row, f"Something went wrong with this command. (error {error_id})")
-            self._stores.inbox.move(connection, row, "failed")
+            fail_request(self._stores, connection, row, sentence, self._clock.now())
             return Effects(conversation_id=row.conversation_id)
 
         return await self._stores.database.transaction("command.fail", end)
-
-    def _answer(self, connection: Connection, row: InboxRow, text: str) -> None:
-        thread = EventId(row.focus) if row.focus != Focus("") else None
-        self._stores.outbox.add(
-            connection, row.conversation_id, "notice", text, self._clock.now(), request=row.answers, thread=thread, mention=row.sender
-        )

@@ -19,8 +19,8 @@ from hayate_matrix.core.facts import Edit, Membership, Message, Redaction, Skipp
 from hayate_matrix.core.ids import MAIN_FOCUS, Focus
 from hayate_matrix.core.transcript import Request
 from hayate_matrix.core.triggers import Address, decide_trigger, is_quick_exchange, strip_mention
+from hayate_matrix.harness.endings import stop_task
 from hayate_matrix.harness.lanes import Work
-from hayate_matrix.harness.stopping import stop_task
 from hayate_matrix.log import get_logger
 from hayate_matrix.store.conversations import ensure_conversation, set_presence, set_streak
 from hayate_matrix.store.inbox import InboxRow

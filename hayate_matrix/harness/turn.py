@@ -10,15 +10,15 @@ Not here: which turn comes next (lanes), what a model is (runtime), how the repl
 from __future__ import annotations
 
 import asyncio
-import secrets
-import traceback
+import contextlib
 from collections import OrderedDict
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from hayate_matrix.core.ids import EventId
-from hayate_matrix.core.transcript import Note, Result, Said, find_open_calls
+from hayate_matrix.core.transcript import Result, Said, find_open_calls
 from hayate_matrix.errors import HayateError, StaleTransition, StopError, TurnFailed, WaitError
+from hayate_matrix.harness.endings import fail_request, fail_task, owe_answer, word_error
 from hayate_matrix.log import get_logger
 from hayate_matrix.runtime.contract import Prompt
 
@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from typing import TypeVar
 
     from hayate_matrix.core.clock import Clock
-    from hayate_matrix.core.deliveries import DeliveryKind
-    from hayate_matrix.core.ids import ConversationId, SessionId
+    from hayate_matrix.core.ids import ConversationId, EventId, SessionId
     from hayate_matrix.core.transcript import Element, ToolCall
     from hayate_matrix.harness.lanes import Work
     from hayate_matrix.harness.rules import Rules, Senses
@@ -50,7 +49,6 @@ _WAIT_S = 5.0
 """Between two tries of a commit while the disk is full."""
 
 _UNKNOWN = "The program ended while this ran, so it may have had its effect or not. Check before you do it again."
-_BROKEN = "Something went wrong while I worked on this."
 _KEEPS_FAILING = "I tried this several times and was cut off each time."
 _UNREADABLE = "I can't read this message any more: its row in my store is damaged. Please send it again."
 _EMPTY = "I have nothing to say to that."
@@ -117,10 +115,8 @@ class Turns:
             raise
         except StopError:
             raise
-        except Exception as error:
-            if turn is None:
-                raise
-            await self._fail(turn, error)
+        except Exception as error:  # noqa: BLE001 - a turn is where every unforeseen error of a runtime ends (OUT-7)
+            await (self._fail(turn, error) if turn is not None else self._give_up(work, error))
         finally:
             if turn is not None:
                 self._running.pop(turn.task.session_id, None)
@@ -146,10 +142,7 @@ class Turns:
             return None
         content = row.content
         if content is None:  # damaged: what was removed is not queued any more
-            self._stores.inbox.move(connection, row, "failed")
-            self._stores.outbox.add(
-                connection, row.conversation_id, "notice", _UNREADABLE, now, request=row.answers, thread=_get_thread(row)
-            )
+            fail_request(self._stores, connection, row, _UNREADABLE, now)
             return None
         session_id = self._stores.sessions.use_active(connection, row.conversation_id, row.focus, now)
         task = self._stores.tasks.open(connection, row.conversation_id, row.focus, session_id, row.event_id, now)
@@ -167,14 +160,14 @@ class Turns:
         found = [task for task in self._stores.tasks.find_open(connection, row.conversation_id, row.focus) if task.request == row.event_id]
         if not found:
             return None
-        has_failed_often = found[0].state == "running" and found[0].attempts > self._rules.turn_retries
+        if found[0].state == "running" and found[0].attempts > self._rules.turn_retries:
+            sentence = word_error(TurnFailed(_KEEPS_FAILING), task=found[0].id)
+            fail_task(self._stores, connection, found[0], row, sentence, now)
+            self._acknowledge(connection, row, "⚠️")
+            return None
         transcript = self._stores.sessions.read_last(connection, found[0].session_id, _SHOWN_ELEMENTS)
         own = self._stores.sessions.read_task(connection, found[0].id)
         steers = len(self._stores.sessions.read_steers(connection, found[0].id, 0))
-        if has_failed_often:
-            turn = _Turn(task=found[0], request=row, transcript=transcript, steers=steers)
-            self._end_as_failed(connection, turn, _KEEPS_FAILING, _make_error_id(), "it was cut off too often")
-            return None
         task = self._stores.tasks.move(connection, found[0], "running", now)
         turn = _Turn(task=task, request=row, transcript=transcript, steers=steers)
         open_calls = find_open_calls(own)
@@ -269,58 +262,41 @@ class Turns:
         self._stores.inbox.move(connection, turn.request, "done")
         self._stores.sessions.append(connection, turn.task.session_id, turn.task.id, said, now)
         text = said.text.strip()
-        self._owe(connection, turn, "reply" if text else "notice", text or _EMPTY)
-        self._acknowledge(connection, turn, "✅")
+        owe_answer(self._stores, connection, turn.request, "reply" if text else "notice", text or _EMPTY, now, task_id=turn.task.id)
+        self._acknowledge(connection, turn.request, "✅")
         return []
 
     async def _fail(self, turn: _Turn, error: Exception) -> None:
         """End the turn with one sentence for the room; the operator finds its cause by the id (OUT-7)."""
-        error_id = _make_error_id()
-        sentence = error.problem if isinstance(error, TurnFailed) else _BROKEN
-        if isinstance(error, TurnFailed):
-            _log.warning("turn_failed", error_id=error_id, task=turn.task.id)
-        else:
-            # The error's own text may hold what people wrote; where it happened does not.
-            place = " < ".join(f"{frame.name}:{frame.lineno}" for frame in reversed(traceback.extract_tb(error.__traceback__)[-6:]))
-            _log.error("turn_failed", error_id=error_id, task=turn.task.id, error=type(error).__name__, place=place)
+        sentence = word_error(error, task=turn.task.id)
 
         def end(connection: Connection) -> None:
-            for call in find_open_calls(self._stores.sessions.read_task(connection, turn.task.id)):
-                result = Result(call_id=call.id, name=call.name, text="The turn failed before it gave a result.", outcome="stopped")
-                self._append(connection, turn, result)
-            self._end_as_failed(connection, turn, sentence, error_id, "it failed")
+            fail_task(self._stores, connection, turn.task, turn.request, sentence, self._clock.now())
+            self._acknowledge(connection, turn.request, "⚠️")
 
-        try:
+        with contextlib.suppress(StaleTransition):
             await self._keep(lambda: self._stores.database.transaction("turn.fail", end))
-        except StaleTransition:
-            return
         self._on_owed(turn.task.conversation_id)
 
-    def _end_as_failed(self, connection: Connection, turn: _Turn, sentence: str, error_id: str, why: str) -> None:
-        now = self._clock.now()
-        self._stores.sessions.append(connection, turn.task.session_id, turn.task.id, Note(text=f"The answer ends here: {why}."), now)
-        self._stores.tasks.move(connection, turn.task, "failed", now)
-        self._stores.inbox.move(connection, turn.request, "failed")
-        self._owe(connection, turn, "notice", f"{sentence.rstrip()} (error {error_id})")
-        self._acknowledge(connection, turn, "⚠️")
+    async def _give_up(self, work: Work, error: Exception) -> None:
+        """End a request whose turn could not even be opened, so that it stops neither those behind it nor every later start."""
+        sentence = word_error(error, request=work.event_id)
 
-    def _owe(self, connection: Connection, turn: _Turn, kind: DeliveryKind, text: str) -> None:
-        row = turn.request
-        self._stores.outbox.add(
-            connection,
-            row.conversation_id,
-            kind,
-            text,
-            self._clock.now(),
-            task_id=turn.task.id,
-            request=row.answers,
-            thread=_get_thread(row),
-            mention=None if kind == "reaction" else row.sender,
-        )
+        def end(connection: Connection) -> None:
+            now = self._clock.now()
+            row = self._stores.inbox.find(connection, work.event_id)
+            for task in self._stores.tasks.find_open(connection, work.conversation_id, work.focus):
+                if task.request == work.event_id:
+                    self._stores.tasks.move(connection, task, "failed", now)
+            if row is not None and row.state in {"queued", "running"}:
+                fail_request(self._stores, connection, row, sentence, now)
 
-    def _acknowledge(self, connection: Connection, turn: _Turn, key: str) -> None:
+        await self._keep(lambda: self._stores.database.transaction("turn.give_up", end))
+        self._on_owed(work.conversation_id)
+
+    def _acknowledge(self, connection: Connection, request: InboxRow, key: str) -> None:
         if self._rules.ack == "reaction":
-            self._owe(connection, turn, "reaction", key)
+            owe_answer(self._stores, connection, request, "reaction", key, self._clock.now())
 
     async def _suspend(self, turn: _Turn) -> None:
         """Mark the turn as put down in order, so that the next start does not count it as a crash."""
@@ -363,11 +339,3 @@ class Turns:
                 self._cache.popitem(last=False)
         else:
             self._cache.pop(session_id, None)
-
-
-def _get_thread(row: InboxRow) -> EventId | None:
-    return EventId(row.focus) if row.focus else None
-
-
-def _make_error_id() -> str:
-    return secrets.token_hex(4)

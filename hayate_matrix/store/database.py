@@ -159,7 +159,7 @@ def open_database(url: str | Path, *, key_id: str | None = None) -> Database:
     Raises:
         StoreError: it can't be reached, is damaged, sealed with another key, or belongs to a newer program; nothing was changed.
     """
-    address = _parse_url(url)
+    address = parse_url(url)
     engine = _connect_sqlite(address) if address.get_backend_name() == "sqlite" else _connect_postgres(address)
     try:
         with engine.connect() as connection:
@@ -177,7 +177,12 @@ def open_database(url: str | Path, *, key_id: str | None = None) -> Database:
     return Database(engine)
 
 
-def _parse_url(url: str | Path) -> URL:
+def parse_url(url: str | Path) -> URL:
+    """Return the address of a database, with the driver that is used for it.
+
+    Raises:
+        StoreError: it is none that can be used; its text is not repeated, since it may hold a password.
+    """
     if isinstance(url, Path):
         return sqlalchemy.URL.create("sqlite+pysqlite", database=str(url))
     try:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import sqlalchemy as sa
 
 from hayate_matrix.errors import StoreError
-from hayate_matrix.store.database import SCHEMA_REVISION, _parse_url
+from hayate_matrix.store.database import SCHEMA_REVISION, parse_url
 from hayate_matrix.store.schema import inbox, outbox
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def look_at(url: str | Path) -> Look:
     Raises:
         StoreError: it can't be reached or read, is damaged, or belongs to a newer program.
     """
-    address = _parse_url(url)
+    address = parse_url(url)
     where = address.render_as_string(hide_password=True)
     if address.get_backend_name() == "sqlite":
         path = Path(address.database or "")

@@ -145,5 +145,5 @@ async def test_a_command_that_breaks_is_one_sentence(make_desk: MakeDesk) -> Non
 
     desk = await make_desk(prepare, command_power={"stop": 50})
     (text,) = await desk.ask("!stop")
-    assert text.startswith("Something went wrong with this command. (error ")
+    assert text.startswith("Something went wrong while I worked on this. (error ")
     assert len(await desk.ask("!help")) == 1

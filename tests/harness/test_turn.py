@@ -191,6 +191,29 @@ async def test_an_error_is_one_sentence_with_an_id(desk: Desk, capsys: pytest.Ca
     assert await desk.ask("echo next") == ["next"]
 
 
+@pytest.mark.requirement("OUT-7", "CORE-3")
+async def test_a_turn_that_cannot_be_opened_stops_nothing(make_desk: MakeDesk) -> None:
+    """An unforeseen error before the first step ends that request with a sentence; those behind it and the next start go on."""
+
+    async def fail(_room: RoomId, _event: str) -> str:
+        raise ZeroDivisionError
+
+    def prepare(desk: Desk) -> None:
+        desk.senses = Senses(find_reference=fail)
+
+    desk = await make_desk(prepare)
+    await desk.say("reference", reply_to="$elsewhere")
+    await desk.say("echo behind")
+    await desk.idle()
+    notice, behind = desk.gateway.get_texts(DIRECT)
+    assert notice.startswith("Something went wrong while I worked on this. (error ")
+    assert behind == "behind"
+    await desk.stop()
+    await desk.start()
+    await desk.idle()
+    assert len(desk.gateway.room) == 2
+
+
 @pytest.mark.requirement("CORE-4")
 async def test_a_further_message_waits_for_the_turn(desk: Desk) -> None:
     """What is said during a turn of the same focus is answered behind it; a thread goes on meanwhile."""
