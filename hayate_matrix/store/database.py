@@ -44,6 +44,7 @@ _CHECKED_WHOLE_BYTES = 64 * 1024 * 1024
 _MIGRATION_LOCK = 0x68617961  # PostgreSQL advisory locks are numbers; this one spells "haya".
 _ACCOUNT_LOCK = 0x6D786964  # "mxid"
 _OLDEST_POSTGRES = 15
+_RECONNECT = "See that the database server runs and takes this user; then start again."
 _RESTORE = "Nothing was overwritten. Move the file away and restore a backup, or recover it with `sqlite3 FILE .recover`."
 
 
@@ -58,7 +59,7 @@ class Database:
         self._reader_thread = ThreadPoolExecutor(1, "store-reader")
         self._writer: Connection | None = None
         self._reader: Connection | None = None
-        self._account: Connection | None = None
+        self._is_lost = False
 
     async def transaction(self, name: str, work: Callable[[Connection], T]) -> T:
         """Run `work` in one transaction in the writer thread and return what it returned, after the commit.
@@ -82,29 +83,9 @@ class Database:
         Raises:
             HomeBusyError: another process serves the account; the text names it.
         """
-        if self.dialect != "postgresql" or self._account is not None:
-            return
-        number = int.from_bytes(hashlib.sha256(user_id.encode()).digest()[:4], "big", signed=True)
-        key = {"space": _ACCOUNT_LOCK, "number": number}
-        connection = self._engine.connect().execution_options(isolation_level="AUTOCOMMIT")
-        if connection.scalar(text("SELECT pg_try_advisory_lock(:space, :number)"), key):
-            self._account = connection
-            return
-        holder = connection.execute(
-            text(
-                "SELECT a.application_name, coalesce(host(a.client_addr), 'this machine') AS place, a.backend_start FROM pg_locks l"
-                " JOIN pg_stat_activity a ON a.pid = l.pid"
-                " WHERE l.locktype = 'advisory' AND l.granted AND l.classid::bigint = :space"
-                " AND l.objid::bigint = (:number)::bigint & 4294967295"
-            ),
-            key,
-        ).first()
-        connection.close()
-        who = "another process"
-        if holder is not None:
-            who = f"{holder.application_name} on {holder.place}, connected since {holder.backend_start:%Y-%m-%dT%H:%M:%SZ}"
-        problem = f"The account {user_id} is served by {who}."
-        raise HomeBusyError(problem, remedy="Stop that process first: one bot process serves an account.")
+        if self.dialect == "postgresql":
+            # On the writer's own connection: whoever loses the lock can't write either.
+            self._writer_thread.submit(self._write, "the account's lock", partial(_lock_account, user_id=user_id)).result()
 
     def close(self) -> None:
         """Let the running transaction end and close all connections; further calls change nothing."""
@@ -113,9 +94,6 @@ class Database:
                 thread.submit(connection.close if connection is not None else _do_nothing).result()
             thread.shutdown()
         self._writer = self._reader = None
-        if self._account is not None:
-            self._account.close()
-            self._account = None
         self._engine.dispose()
 
     async def _run(self, thread: ThreadPoolExecutor, job: Callable[[], T]) -> T:
@@ -130,12 +108,16 @@ class Database:
             raise
 
     def _write(self, name: str, work: Callable[[Connection], T]) -> T:
+        if self._is_lost:
+            raise StoreError(f"The step {name} was not taken: the connection to the database was lost.", remedy=_RECONNECT)
         try:
             if self._writer is None:
                 self._writer = self._engine.connect()
             with self._writer.begin():
                 return work(self._writer)
         except sqlalchemy.exc.DBAPIError as error:
+            # SQLAlchemy would connect again by itself, without the account's lock.
+            self._is_lost = error.connection_invalidated
             _reject(error, f"The step {name}")
 
     def _look(self, work: Callable[[Connection], T]) -> T:
@@ -281,6 +263,28 @@ def _check_key(connection: Connection, key_id: str) -> None:
         raise StoreError(problem, remedy="Put the store.key back that belongs to this database. Nothing was changed.")
 
 
+def _lock_account(connection: Connection, user_id: str) -> None:
+    """Take the account's advisory lock, which lasts as long as the connection."""
+    number = int.from_bytes(hashlib.sha256(user_id.encode()).digest()[:4], "big", signed=True)
+    key = {"space": _ACCOUNT_LOCK, "number": number}
+    if connection.scalar(text("SELECT pg_try_advisory_lock(:space, :number)"), key):
+        return
+    holder = connection.execute(
+        text(
+            "SELECT a.application_name, coalesce(host(a.client_addr), 'this machine') AS place, a.backend_start FROM pg_locks l"
+            " JOIN pg_stat_activity a ON a.pid = l.pid"
+            " WHERE l.locktype = 'advisory' AND l.granted AND l.classid::bigint = :space"
+            " AND l.objid::bigint = (:number)::bigint & 4294967295"
+        ),
+        key,
+    ).first()
+    who = "another process"
+    if holder is not None:
+        who = f"{holder.application_name} on {holder.place}, connected since {holder.backend_start:%Y-%m-%dT%H:%M:%SZ}"
+    problem = f"The account {user_id} is served by {who}."
+    raise HomeBusyError(problem, remedy="Stop that process first: one bot process serves an account.")
+
+
 def _reject(error: sqlalchemy.exc.DBAPIError, what: str) -> NoReturn:
     """Turn what a database says into one of the program's errors; faults of the program itself (a constraint) stay what they are."""
     cause: Any = error.orig
@@ -298,7 +302,7 @@ def _reject(error: sqlalchemy.exc.DBAPIError, what: str) -> NoReturn:
     if state.startswith("53"):  # insufficient resources, disk full among them
         raise DiskLow(problem, remedy="See to the database server's disk and memory; nothing was changed.") from error
     if isinstance(error, sqlalchemy.exc.OperationalError):
-        raise StoreError(problem, remedy="See that the database server runs and takes this user; then start again.") from error
+        raise StoreError(problem, remedy=_RECONNECT) from error
     raise error
 
 

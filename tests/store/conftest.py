@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 from typing import TYPE_CHECKING
 
@@ -11,21 +10,12 @@ import pytest
 from hayate_matrix.store.database import Database, open_database
 from hayate_matrix.store.sealing import Sealer
 from hayate_matrix.store.stores import Stores
-from tests.support.postgres import HOW_TO_GET_IT, Postgres, find_binaries, run_postgres
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-
-@pytest.fixture(scope="session")
-def postgres() -> Iterator[Postgres]:
-    if find_binaries() is None:
-        if os.environ.get("CI"):
-            pytest.fail(HOW_TO_GET_IT)
-        pytest.skip(HOW_TO_GET_IT)  # a newcomer without root gets all the other tests
-    with run_postgres() as running:
-        yield running
+    from tests.support.postgres import Postgres
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

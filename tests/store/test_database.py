@@ -6,6 +6,7 @@ import asyncio
 import sqlite3
 import stat
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
@@ -249,7 +250,6 @@ def test_on_postgres_the_account_has_one_owner(postgres: Postgres) -> None:
     first, second = open_database(url), open_database(url)
     try:
         first.own_account("@bot:example.org")
-        first.own_account("@bot:example.org")
         with pytest.raises(HomeBusyError, match=r"@bot:example.org is served by hayate-matrix process \d+ on this machine"):
             second.own_account("@bot:example.org")
         second.own_account("@other:example.org")
@@ -264,15 +264,27 @@ def test_on_postgres_the_account_has_one_owner(postgres: Postgres) -> None:
 
 
 @pytest.mark.requirement("STO-5")
+def test_programs_that_migrate_at_once_wait_for_each_other(postgres: Postgres) -> None:
+    """Four that open an empty database in the same instant all end with the whole schema, made once."""
+    url = postgres.make_database()
+    with ThreadPoolExecutor(4) as threads:
+        opened = list(threads.map(open_database, [url] * 4))
+    for database in opened:
+        assert asyncio.run(count(database)) == 0
+        database.close()
+
+
+@pytest.mark.requirement("STO-5")
 async def test_a_server_that_goes_away_stops_the_program(postgres: Postgres) -> None:
-    """A connection that PostgreSQL cut ends in an error that says what to do; the next start recovers."""
+    """A connection that PostgreSQL cut ends in an error that says what to do, for good: it held the account's lock."""
     url = postgres.make_database()
     opened = open_database(url)
     await opened.transaction("test.before", lambda connection: connection.execute(INSERT, {"name": "a"}))
     with postgres.connect("postgres") as connection:
         connection.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name LIKE 'hayate%'")
-    with pytest.raises(StoreError, match="database server runs"):
-        await opened.transaction("test.after", lambda connection: connection.execute(INSERT, {"name": "b"}))
+    for _ in range(2):
+        with pytest.raises(StoreError, match="database server runs"):
+            await opened.transaction("test.after", lambda connection: connection.execute(INSERT, {"name": "b"}))
     opened.close()
 
 

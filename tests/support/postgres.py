@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psycopg
+import pytest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -96,3 +97,12 @@ def run_postgres() -> Iterator[Postgres]:
             server.wait(timeout=_DEADLINE_S)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Postgres]:
+    """A PostgreSQL server, shared by the session: each test makes a database of its own in it."""
+    if find_binaries() is None:
+        pytest.fail(HOW_TO_GET_IT)
+    with run_postgres() as running:
+        yield running
