@@ -78,7 +78,7 @@ def strip_mention(body: str, formatted_body: str | None, speaker: Speaker) -> st
 
 def is_quick_exchange(received_at_ms: int, answered_at_ms: int | None) -> bool:
     """Tell whether a message follows the bot's last answer so quickly that a program may have sent it."""
-    return answered_at_ms is not None and received_at_ms - answered_at_ms <= QUICK_S * 1000
+    return answered_at_ms is not None and 0 <= received_at_ms - answered_at_ms <= QUICK_S * 1000
 
 
 def _measure_mention(body: str, speaker: Speaker) -> int:
