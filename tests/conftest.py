@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import ipaddress
+import logging
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import hypothesis
 import pytest
+import structlog
+
+from hayate_matrix import log
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 # A slow machine is no fault: no test asserts a time, and neither does hypothesis.
 hypothesis.settings.register_profile("ours", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
@@ -41,3 +48,15 @@ def _forbid_the_network(event: str, arguments: tuple[Any, ...]) -> None:
 
 
 sys.addaudithook(_forbid_the_network)
+
+
+@pytest.fixture(autouse=True)
+def _log_as_before() -> Iterator[None]:
+    """Undo what a test that starts the program, or reads its log, did to the log of this process."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    structlog.reset_defaults()
+    log._hidden.clear()

@@ -12,7 +12,7 @@ import pytest
 from hayate_matrix import log
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
 Form = Literal["text", "json"]
 TOKEN = "syt_Ym90_abcdefghijklmnop_0a1B2c"
@@ -20,10 +20,8 @@ RECOVERY_KEY = "EsTc LW2K PGiF wKEA 3As5 g5c4 BXwk qeeJ ZJV8 Q9fu gUMN UE4d"
 
 
 @pytest.fixture
-def lines(request: pytest.FixtureRequest) -> Iterator[Callable[..., str]]:
-    """Configure the log and return what is written; the log is as before afterwards."""
-    root = logging.getLogger()
-    before = (root.handlers[:], root.level)
+def lines() -> Callable[..., str]:
+    """Configure the log and return what is written."""
     out = io.StringIO()
 
     def start(form: Form = "text", level: Literal["debug", "info"] = "info") -> str:
@@ -31,10 +29,7 @@ def lines(request: pytest.FixtureRequest) -> Iterator[Callable[..., str]]:
             log.configure(level, form, stream=out)
         return out.getvalue()
 
-    yield start
-    root.handlers[:], level = before
-    root.setLevel(level)
-    log._hidden.clear()
+    return start
 
 
 @pytest.mark.requirement("SEC-3")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,7 +10,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hayate_matrix import log
 from hayate_matrix.cli.main import main
 from tests.support.fabricated import FabricatedHomeserver
 
@@ -41,10 +39,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def call(capsys: pytest.CaptureFixture[str], home: Path) -> Iterator[Call]:
+def call(capsys: pytest.CaptureFixture[str], home: Path) -> Call:
     """Run a command line in this process: `call("config", "check").code`."""
-    root = logging.getLogger()
-    before = (root.handlers[:], root.level)
 
     def run(*arguments: str) -> Outcome:
         with pytest.raises(SystemExit) as caught:
@@ -52,10 +48,7 @@ def call(capsys: pytest.CaptureFixture[str], home: Path) -> Iterator[Call]:
         read = capsys.readouterr()
         return Outcome(int(caught.value.code or 0), read.out, read.err)
 
-    yield run
-    root.handlers[:], level = before
-    root.setLevel(level)
-    log._hidden.clear()
+    return run
 
 
 @pytest.fixture
