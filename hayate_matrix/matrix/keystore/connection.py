@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import sqlite3
 import threading
@@ -150,16 +151,22 @@ class KeyStore:
         if is_new:
             os.close(os.open(self.path, os.O_WRONLY | os.O_CREAT, 0o600))
         try:
+            self._check_whole()
             crypto = CryptoStore(
                 user_id, device_id, str(self.path.parent), pickle_key=self.sealer.derive(PICKLE_PURPOSE).hex(), database_name=self.path.name
             )
             self._db = db = crypto.database.connection()
-            self._check_whole(db)
-            db.execute("begin immediate")
-            for statement in TABLES:
-                db.execute(statement)
-            self._check_owner(user_id, device_id)
-            db.execute("commit")
+            try:
+                db.execute("begin immediate")
+                db.execute(f"pragma user_version = {SCHEMA_VERSION}")
+                for statement in TABLES:
+                    db.execute(statement)
+                self._check_owner(user_id, device_id)
+                db.execute("commit")
+            except BaseException:
+                self._db = None
+                crypto.database.close()
+                raise
         except sqlite3.DatabaseError as error:
             problem = f"{self.path} can't be opened: {error}."
             raise StoreError(problem, remedy=_RESTORE) from error
@@ -182,14 +189,15 @@ class KeyStore:
         self.crypto.database.close()
         self._db = None
 
-    def _check_whole(self, db: sqlite3.Connection) -> None:
-        if db.execute("pragma quick_check(1)").fetchone()[0] != "ok":
-            raise StoreError(f"{self.path} is damaged.", remedy=_RESTORE)
-        version = db.execute("pragma user_version").fetchone()[0]
+    def _check_whole(self) -> None:
+        """Refuse a damaged file and a newer one, on a connection of its own: nio's would write to it at once."""
+        with contextlib.closing(sqlite3.connect(self.path)) as db:
+            if db.execute("pragma quick_check(1)").fetchone()[0] != "ok":
+                raise StoreError(f"{self.path} is damaged.", remedy=_RESTORE)
+            version = db.execute("pragma user_version").fetchone()[0]
         if version > SCHEMA_VERSION:
             problem = f"matrix.db has schema {version}; this program knows {SCHEMA_VERSION}."
             raise StoreError(problem, remedy="Start the newer version of hayate-matrix again, or restore a backup made before the update.")
-        db.execute(f"pragma user_version = {SCHEMA_VERSION}")
 
     def _check_owner(self, user_id: str, device_id: str) -> None:
         for name, value in (("user_id", user_id), ("device_id", device_id)):
