@@ -13,6 +13,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from hayate_matrix.errors import DeliveryHeld, DeliveryUncertain, GiveUpError, StaleTransition, StopError, WaitError
+from hayate_matrix.harness.endings import is_told_to_end
 from hayate_matrix.log import get_logger
 from hayate_matrix.store.conversations import set_answered
 
@@ -127,7 +128,9 @@ class Deliveries:
             except WaitError:
                 await self._clock.sleep(_FIRST_WAIT_S)
                 return owed
-            except Exception as error:  # noqa: BLE001 - an unforeseen fault of the edge must not end deliveries to a room
+            except (Exception, asyncio.CancelledError) as error:  # an unforeseen fault of the edge must not end deliveries to a room
+                if isinstance(error, asyncio.CancelledError) and is_told_to_end():
+                    raise
                 # Without the error's text, which may hold what people wrote.
                 _log.error("delivery_failed", delivery=owed.delivery.id, attempt=attempt, error=type(error).__name__)
                 await self._clock.sleep(min(_FIRST_WAIT_S * 2 ** (attempt - 1), _LONGEST_WAIT_S))

@@ -6,6 +6,7 @@ How: each function works within the caller's transaction, so that the end and it
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import traceback
 from typing import TYPE_CHECKING
@@ -79,6 +80,12 @@ def owe_answer(
         thread=EventId(request.focus) if request.focus else None,
         mention=None if kind == "reaction" else request.sender,
     )
+
+
+def is_told_to_end() -> bool:
+    """Tell, of a CancelledError, whether this task was told to end; if not, what it waited for was, which is an error like another."""
+    task = asyncio.current_task()
+    return task is None or task.cancelling() > 0
 
 
 def word_error(error: Exception, **values: str) -> str:

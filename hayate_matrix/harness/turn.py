@@ -15,10 +15,9 @@ from collections import OrderedDict
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from hayate_matrix.core.ids import EventId
 from hayate_matrix.core.transcript import Result, Said, find_open_calls
 from hayate_matrix.errors import HayateError, StaleTransition, StopError, TurnFailed, WaitError
-from hayate_matrix.harness.endings import fail_request, fail_task, owe_answer, word_error
+from hayate_matrix.harness.endings import fail_request, fail_task, is_told_to_end, owe_answer, word_error
 from hayate_matrix.log import get_logger
 from hayate_matrix.runtime.contract import Prompt
 
@@ -105,14 +104,15 @@ class Turns:
             if turn is None:
                 self._on_owed(work.conversation_id)  # it may have ended with a sentence
                 return
-            self._running[turn.task.session_id] = turn
             await self._answer(turn, work)
         except StaleTransition:
             _log.debug("turn_ended_elsewhere", request=work.event_id)
         except asyncio.CancelledError:
-            if turn is not None:
-                await self._suspend(turn)
-            raise
+            if turn is None or is_told_to_end():
+                if turn is not None:
+                    await self._suspend(turn)
+                raise
+            await self._fail(turn, RuntimeError("A part of the turn was cancelled by itself."))
         except StopError:
             raise
         except Exception as error:  # noqa: BLE001 - a turn is where every unforeseen error of a runtime ends (OUT-7)
@@ -152,7 +152,10 @@ class Turns:
             earlier = self._stores.sessions.read_last(connection, session_id, _SHOWN_ELEMENTS)
         request = replace(content, reference=reference)
         self._stores.sessions.append(connection, session_id, task.id, request, now, event_id=row.event_id)
-        return _Turn(task=task, request=row, transcript=[*earlier, request])
+        turn = _Turn(task=task, request=row, transcript=[*earlier, request])
+        # Known before the next transaction can change its text: `forget` must find it, however soon it is called.
+        self._running[session_id] = turn
+        return turn
 
     def _resume(self, connection: Connection, row: InboxRow) -> _Turn | None:
         """Take up a turn that was cut off; a tool that may have had its effect is named to the model (CORE-3)."""
@@ -169,7 +172,7 @@ class Turns:
         own = self._stores.sessions.read_task(connection, found[0].id)
         steers = len(self._stores.sessions.read_steers(connection, found[0].id, 0))
         task = self._stores.tasks.move(connection, found[0], "running", now)
-        turn = _Turn(task=task, request=row, transcript=transcript, steers=steers)
+        turn = self._running[task.session_id] = _Turn(task=task, request=row, transcript=transcript, steers=steers)
         open_calls = find_open_calls(own)
         if open_calls and not self._may_repeat(open_calls[0]):
             result = Result(call_id=open_calls[0].id, name=open_calls[0].name, text=_UNKNOWN, outcome="unknown")

@@ -129,6 +129,23 @@ async def test_a_lost_answer_is_asked_for_again_and_ends_with_the_operator(desk:
 
 
 @pytest.mark.requirement("OUT-2")
+async def test_a_cancellation_inside_the_edge_is_tried_again(desk: Desk) -> None:
+    """What the edge cancelled by itself stays owed and goes out at the next try."""
+    errors: list[BaseException] = [asyncio.CancelledError()]
+
+    def fail(_delivery: Delivery) -> None:
+        if errors:
+            raise errors.pop()
+
+    desk.gateway.on_deliver = fail
+    await desk.say("echo later")
+    await eventually(lambda: desk.clock.waits)
+    desk.clock.jump(1)
+    await desk.idle()
+    assert desk.gateway.get_texts(DIRECT) == ["later"]
+
+
+@pytest.mark.requirement("OUT-2")
 async def test_a_slow_room_keeps_no_other_waiting(desk: Desk) -> None:
     """A delivery that takes for ever in one room does not stop another room's."""
     held = asyncio.Event()

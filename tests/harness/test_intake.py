@@ -355,12 +355,16 @@ async def test_a_removal_during_a_turn_reaches_its_next_step(desk: Desk) -> None
 @pytest.mark.parametrize("membership", ["leave", "ban"])
 async def test_a_kick_ends_the_work_for_the_room(desk: Desk, membership: str) -> None:
     """The running turn is stopped, queued requests are dropped, what is owed is held, other rooms go on."""
-    desk.gateway.denied.add(DIRECT)
-    await desk.ask("echo owed")
+    desk.gateway.gate = asyncio.Event()
+    await desk.say("echo owed")
+    await eventually(lambda: desk.gateway.calls)
     await desk.say("slow 3600 running")
     await eventually(lambda: desk.clock.waits)
     await desk.say("echo queued")
     await desk.accept(desk.own(membership))
+    assert await desk.count("SELECT count(*) FROM outbox WHERE state = 'held'") == 1
+    desk.gateway.denied.add(DIRECT)
+    desk.gateway.gate.set()
     await desk.idle()
     assert desk.gateway.room == []
     assert await desk.count("SELECT count(*) FROM tasks WHERE state = 'stopped'") == 1

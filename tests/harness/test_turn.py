@@ -30,7 +30,7 @@ class Counter:
         self.is_idempotent = is_idempotent
         self.calls: list[str] = []
         self.gate: asyncio.Event | None = None
-        self.error: Exception | None = None
+        self.error: BaseException | None = None
 
     async def run(self, call_id: str, arguments: str) -> str:
         self.calls.append(call_id)
@@ -212,6 +212,17 @@ async def test_a_turn_that_cannot_be_opened_stops_nothing(make_desk: MakeDesk) -
     await desk.start()
     await desk.idle()
     assert len(desk.gateway.room) == 2
+
+
+@pytest.mark.requirement("OUT-7")
+async def test_a_tool_that_cancels_itself_ends_its_own_turn_alone(make_desk: MakeDesk) -> None:
+    """A cancellation that nobody asked for is an error like another: one sentence, and the lane goes on."""
+    tool = Counter()
+    tool.error = asyncio.CancelledError()
+    desk = await make_desk(lambda desk: desk.tools.append(tool))
+    (text,) = await desk.ask("tool count")
+    assert text.startswith("Something went wrong")
+    assert await desk.ask("echo next") == ["next"]
 
 
 @pytest.mark.requirement("CORE-4")

@@ -233,5 +233,5 @@ def test_every_request_is_answered_once_wherever_the_process_dies() -> None:
     """People ask, repeat and remove; the process dies anywhere, answers get lost, rooms are denied: one answer each, in order."""
     run_state_machine_as_test(
         Life,
-        settings=settings(max_examples=60, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)),
+        settings=settings(max_examples=40, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)),
     )
