@@ -18,6 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from hayate_matrix.core.ids import RoomId
 from hayate_matrix.store.database import open_database
 from tests.support.desk import Desk, Killed
+from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -137,8 +138,7 @@ class Life(RuleBasedStateMachine):
             database = self.desk.database
             goal = len(database.names) + steps
             idle = asyncio.ensure_future(self.desk.harness.idle())
-            while len(database.names) < goal and not idle.done() and not database.is_dead:
-                await asyncio.sleep(0.0005)
+            await eventually(lambda: len(database.names) >= goal or idle.done() or database.is_dead, every_s=0.0005)
             idle.cancel()
             await asyncio.gather(idle, return_exceptions=True)
 
