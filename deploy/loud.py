@@ -32,10 +32,13 @@ def main(what: str, command: list[str]) -> int:
     threading.Thread(target=remind, daemon=True).start()
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
         output = process.stdout
-        while output is not None and (chunk := output.read1(4096)):  # type: ignore[attr-defined]  # a pipe is a BufferedReader
-            heard = time.monotonic()
-            sys.stdout.buffer.write(chunk)
-            sys.stdout.buffer.flush()
+        try:
+            while output is not None and (chunk := output.read1(4096)):  # type: ignore[attr-defined]  # a pipe is a BufferedReader
+                heard = time.monotonic()
+                sys.stdout.buffer.write(chunk)
+                sys.stdout.buffer.flush()
+        except KeyboardInterrupt:
+            process.wait()  # it got the Ctrl-C too
     over.set()
     return process.returncode
 
