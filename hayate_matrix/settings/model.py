@@ -166,9 +166,6 @@ class Matrix(Section):
     backlog_age_s: int = Field(
         86_400, ge=0, le=31_536_000, description="Seconds; after a longer outage, messages older than this are counted and not answered."
     )
-    undecryptable_notice_s: int = Field(
-        60, ge=5, le=86_400, description="Seconds that a message may stay unreadable before its sender is told what to do."
-    )
 
     def make_policy(self, own_user_id: UserId) -> allowlist.Policy:
         """Return what decides about rooms and people."""
