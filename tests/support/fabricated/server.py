@@ -8,8 +8,8 @@
         server.answers("PUT", "*/send/*", {"errcode": "M_UNKNOWN"}, status=500, times=2)
         server.adds_to_sync({"to_device": {"events": [{"type": None}]}})
 
-Sync, gaps and pages follow the specification: a position is a number in one stream, a timeline longer than the filter's limit is `limited`, and
-`/messages` walks back to where it was cut. What is scripted comes first, what is left is answered by this small model.
+Sync, gaps and pages follow the specification: a position is a number in one stream, a timeline longer than the filter's limit is
+`limited`, and `/messages` walks back to where it was cut. What is scripted comes first, what is left is answered by this small model.
 """
 
 from __future__ import annotations
