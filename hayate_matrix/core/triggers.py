@@ -15,7 +15,11 @@ if TYPE_CHECKING:
 
 Trigger = Literal["mention", "thread", "always"]
 
-_LEADING_PILL = re.compile(r"\s*(?:<p>\s*)?<a\s[^>]*href=[\"']https://matrix\.to/#/([^\"'?]+)[^\"']*[\"'][^>]*>([^<]*)</a>", re.IGNORECASE)
+_LEADING_PILL = re.compile(
+    r"\s*(?:<p>\s*)?<a\s[^>]*href=[\"']https://matrix\.to/#/([^\"'?]+)(?:\?[^\"']*)?[\"'][^>]*>([^<]*)</a>", re.IGNORECASE
+)
+_PILL_CHARACTERS = 1000
+"""How much of a formatted body is looked at for a leading pill: two ids of 255 bytes fit, percent-encoded, and no text costs time."""
 
 QUICK_S = 10.0
 """An answer to the bot within this time counts as quick (IN-9); a person who goes on slower is never taken for a program."""
@@ -66,7 +70,7 @@ def decide_trigger(address: Address, speaker: Speaker, trigger: Trigger) -> bool
 def strip_mention(body: str, formatted_body: str | None, speaker: Speaker) -> str:
     """Return `body` without leading blanks and without the leading pill, `@name` or `name:` that calls the bot."""
     text = body.lstrip()
-    pill = _LEADING_PILL.match(formatted_body or "")
+    pill = _LEADING_PILL.match((formatted_body or "")[:_PILL_CHARACTERS])
     if pill and html.unescape(pill[1]).replace("%40", "@").replace("%3A", ":") == speaker.user_id:
         label = html.unescape(pill[2]).strip()
         for name in (label, speaker.user_id):

@@ -43,6 +43,11 @@ _log = get_logger(__name__)
 _BATCH_SIZE = 200
 """Facts in one transaction: others wait for the writer meanwhile, about 0.2 s."""
 
+_LONGEST_ID_BYTES = 1000
+"""Matrix allows 255; an index of PostgreSQL takes rows of 2,704 at most, and a relation can name anything."""
+_LATEST_MS = 2**53
+"""The largest integer of Matrix's canonical JSON; what a server claims beyond it fits no column."""
+
 _SKIPPED = {
     "gap": "I skipped {count} earlier messages of this room: more came at once than I fetch. Please repeat what still matters.",
     "age": "While I was away {count} messages came that are too old to be answered now. Please repeat what still matters.",
@@ -111,7 +116,10 @@ class Intake:
 def _is_storable(fact: AnyFact) -> bool:
     """Tell whether the ids of a fact are text that every database takes; one hostile event must not stop all that come after it."""
     ids = (fact.event_id, fact.room_id, fact.sender, *(getattr(fact, name, None) or "" for name in ("target", "thread", "reply_to")))
-    return not any(character == "\x00" or "\ud800" <= character <= "\udfff" for name in ids for character in name)
+    try:
+        return all("\x00" not in name and len(name.encode()) <= _LONGEST_ID_BYTES for name in ids)
+    except UnicodeEncodeError:  # half a surrogate pair
+        return False
 
 
 def _clean(text: str) -> str:
@@ -357,7 +365,7 @@ class _Batch:
             answers=answers or fact.event_id,
             target=target,
             reply_to=reply_to,
-            sent_at_ms=fact.sent_at_ms,
+            sent_at_ms=max(-_LATEST_MS, min(fact.sent_at_ms, _LATEST_MS)),
             received_at_ms=self._now_ms,
             content=content,
         )

@@ -88,6 +88,15 @@ def test_the_leading_mention_is_removed(body: str, formatted: str | None, text: 
     assert strip_mention(body, formatted, SPEAKER) == text
 
 
+@pytest.mark.requirement("SEC-2")
+@pytest.mark.parametrize(
+    "formatted", ['<a href="https://matrix.to/#/' + "a" * 65_000, '<a href="https://matrix.to/#/a" ' * 2_000, " " * 65_000, "<p>" * 20_000]
+)
+def test_a_hostile_formatted_body_costs_no_time(formatted: str) -> None:
+    """A body made to keep the search busy is looked at in part only."""
+    assert strip_mention("bot: hello", formatted, SPEAKER) == "hello"
+
+
 @given(st.text(), st.none() | st.text())
 def test_no_text_breaks_them(body: str, formatted: str | None) -> None:
     """Any text is decided, and what is left of it ends like it."""

@@ -13,7 +13,7 @@ from hayate_matrix.core.facts import Membership, Reaction, Skipped, Tombstone
 from hayate_matrix.core.ids import EventId, RoomId, UserId
 from hayate_matrix.core.transcript import Removed, Request
 from hayate_matrix.harness.harness import Harness
-from tests.support.desk import ALICE, BOB, BOT, DIRECT, ROOM, CountingRuntime, Desk, Killed
+from tests.support.desk import ALICE, BOB, BOT, DIRECT, ROOM, CountingRuntime, Desk, Killed, make_hostile_facts
 from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
@@ -411,13 +411,7 @@ async def test_facts_that_ask_for_nothing_are_taken_once(desk: Desk) -> None:
 @pytest.mark.requirement("SEC-2")
 async def test_a_hostile_fact_stops_nothing(desk: Desk) -> None:
     """Ids and texts that a database or a line of JSON does not take cost their own message at most."""
-    await desk.accept(
-        desk.message("echo a"),
-        desk.message("echo b", event_id=EventId("$\x00")),
-        desk.message("echo c", event_id=EventId("$\ud800")),
-        desk.message("echo d\ud800\x00"),
-        desk.message("echo e" + "x" * 65_536),
-    )
+    await desk.accept(*make_hostile_facts(desk))
     await desk.idle()
     texts = desk.gateway.get_texts(DIRECT)
     assert [text[:1] for text in texts] == ["a", "d", "e"]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from hayate_matrix.core.ids import RoomId
-from tests.support.desk import DIRECT, Desk, Killed
+from tests.support.desk import DIRECT, Desk, Killed, make_hostile_facts
 from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
@@ -45,4 +45,15 @@ async def test_every_message_is_answered_once_wherever_the_process_dies(postgres
         assert desk.gateway.get_texts(room) == wanted[room]
     assert len(desk.gateway.get_texts(DIRECT)) == len(STEPS)
     assert await desk.count("SELECT count(*) FROM tasks WHERE state <> 'done'") == 0
+    await desk.stop()
+
+
+@pytest.mark.requirement("SEC-2", "STO-5")
+async def test_a_hostile_fact_stops_nothing(postgres: Postgres, tmp_path: Path) -> None:
+    """What this database would refuse costs its own message at most."""
+    desk = Desk(tmp_path, url=postgres.make_database())
+    await desk.start()
+    await desk.accept(*make_hostile_facts(desk))
+    await desk.idle()
+    assert [text[:1] for text in desk.gateway.get_texts(DIRECT)] == ["a", "d", "e"]
     await desk.stop()

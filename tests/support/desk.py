@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import itertools
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import TypeVar
 
+    from hayate_matrix.core.facts import AnyFact
     from hayate_matrix.core.transcript import Said
     from hayate_matrix.runtime.contract import Prompt, Runtime, Tool
     from hayate_matrix.store.database import Connection
@@ -183,3 +185,17 @@ class Desk:
     async def count(self, statement: str, *values: str) -> int:
         """Return the number that a query gives."""
         return await self.database.read(lambda connection: connection.exec_driver_sql(statement, values).scalar_one())
+
+
+def make_hostile_facts(desk: Desk) -> list[AnyFact]:
+    """Facts with ids, texts and numbers that a database may not take; `a`, `d` and `e` can be answered."""
+    endless = "$" + "".join(f"{number:x}" for number in range(20_000))  # nothing that a database could compress
+    return [
+        desk.message("echo a"),
+        desk.message("echo b", event_id=EventId("$\x00")),
+        desk.message("echo c", event_id=EventId("$\ud800")),
+        desk.message("echo f", thread=endless),
+        dataclasses.replace(desk.edit(desk.message("never sent"), "echo g"), target=EventId(endless)),
+        dataclasses.replace(desk.message("echo d\ud800\x00"), sent_at_ms=10**30),
+        desk.message("echo e" + "x" * 65_536),
+    ]
