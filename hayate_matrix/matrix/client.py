@@ -187,7 +187,7 @@ class Edge:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._tasks = []
-        if self._fault is not None and not self._fault.cancel():
+        if self._fault is not None and not self._fault.cancel() and not self._fault.cancelled():
             self._fault.exception()  # told through `watch` to whoever still watches; asyncio need not complain that nobody did
         await self._http.close()
         await self._keystore.close()
