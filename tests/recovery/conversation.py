@@ -38,6 +38,8 @@ class Conversation:
     asked: dict[str, str] = field(default_factory=dict)
     """Text that the one answer holds, by the event that asked."""
     commands: int = 0
+    mentions: bool = False
+    """Whether the bot has to be named: a room, not a direct message."""
 
     async def open(self) -> None:
         """Invite the bot into a new direct message, and return when it is in."""
@@ -46,7 +48,7 @@ class Conversation:
 
     async def says(self, text: str, answer: str) -> str:
         """Say something that is answered with `answer` in it."""
-        event = await self.who.say(self.room, text)
+        event = await self.who.say(self.room, text, mention=self.bot.user_id if self.mentions else None)
         self.asked[event] = answer
         return event
 
@@ -59,6 +61,10 @@ class Conversation:
         await self.says("fail I am sorry about three", "I am sorry about three")
         await self.who.say(self.room, "!help")
         self.commands += 1
+
+    def answers_of(self, text: str) -> list[Read]:
+        """Return the bot's messages that hold `text`."""
+        return [one for one in self.who.messages(self.room, sender=self.bot.user_id) if text in one.body]
 
     async def is_answered(self) -> None:
         """Return when everything that was asked has an answer."""

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[2]
 READY_S = 60.0
 STOP_S = 20.0
-_START = "from hayate_matrix.cli.main import main; main()"
+_START = "from tests.support.crashing import end_with_parent; end_with_parent(); from hayate_matrix.cli.main import main; main()"
 
 
 @dataclass(eq=False)
@@ -42,9 +42,16 @@ class Bot:
 
     @classmethod
     async def make(
-        cls, homeserver: Homeserver, folder: Path, *, name: str = "bot", url: str | None = None, settings: dict[str, str] | None = None
+        cls,
+        homeserver: Homeserver,
+        folder: Path,
+        *,
+        name: str = "bot",
+        url: str | None = None,
+        settings: dict[str, str] | None = None,
+        login_crash: Crash | None = None,
     ) -> Self:
-        """Make the account and log in; `url` goes through a proxy. It is not started yet."""
+        """Make the account and log in; `url` goes through a proxy, `login_crash` kills a first login. It is not started yet."""
         name = f"{name}-{secrets.token_hex(3)}"
         password = secrets.token_hex(8)
         login = await asyncio.to_thread(homeserver.register, name, password)
@@ -53,7 +60,11 @@ class Bot:
         file = folder / f"{name}.password"
         file.write_text(password)
         file.chmod(0o600)
-        code, output = await bot.command("login", "--homeserver", bot.url, "--user", bot.user_id, "--password-file", str(file))
+        arguments = ("login", "--homeserver", bot.url, "--user", bot.user_id, "--password-file", str(file))
+        if login_crash is not None:
+            code, output = await bot.command(*arguments, crash=login_crash)
+            assert code == -signal.SIGKILL, output
+        code, output = await bot.command(*arguments)
         assert code == 0, output
         return bot
 
@@ -65,7 +76,7 @@ class Bot:
 
     async def command(self, *arguments: str, timeout_s: float = 60.0, crash: Crash | None = None) -> tuple[int, str]:
         """Run `hayate-matrix ARGUMENTS` to its end and return its exit code and output."""
-        program = ["-c", _START] if crash is None else ["-m", "tests.support.crashing", crash.dump()]
+        program = ["-m", "hayate_matrix.cli.main"] if crash is None else ["-m", "tests.support.crashing", crash.dump()]
 
         def run() -> tuple[int, str]:
             done = subprocess.run(
@@ -94,7 +105,7 @@ class Bot:
         program = ["-c", _START] if crash is None else ["-m", "tests.support.crashing", crash.dump()]
         with self.log_file.open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, *program, *arguments], env=self.environment, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+                [sys.executable, *program, *arguments], env=self.environment, cwd=ROOT, stdin=subprocess.PIPE, stdout=log, stderr=log
             )
         if is_ready:
             await eventually(
@@ -146,6 +157,11 @@ class Bot:
         """The exit code of the present run, negative for a signal; None while it runs."""
         return None if self._process is None else self._process.poll()
 
+    def send_signal(self, number: signal.Signals) -> None:
+        """Send a signal and don't wait."""
+        assert self._process is not None
+        self._process.send_signal(number)
+
     async def kill(self) -> None:
         """End it with SIGKILL, wherever it is."""
         await self._end(signal.SIGKILL)
@@ -158,8 +174,15 @@ class Bot:
         """Wait until it ends by itself and return its exit code."""
         await eventually(lambda: not self.is_running, timeout_s=timeout_s, what=lambda: f"the bot ends; its log:\n{self.read_log()}")
         code = self.exit_code
+        if self._process is not None and self._process.stdin is not None:
+            self._process.stdin.close()
         self._process = None
         return code or 0
+
+    async def dies_at(self, crash: Crash, *, timeout_s: float = 30.0) -> None:
+        """Wait until it has killed itself at `crash`."""
+        await eventually(lambda: not self.is_running, timeout_s=timeout_s, what=lambda: f"the bot reaches {crash}:\n{self.read_log()}")
+        assert await self.has_ended() == -signal.SIGKILL, f"at {crash} it ended otherwise:\n{self.read_log()}"
 
     async def _end(self, number: signal.Signals) -> int:
         process = self._process
@@ -171,8 +194,7 @@ class Bot:
             return await self.has_ended()
         except AssertionError:
             process.kill()
-            process.wait()
-            self._process = None
+            await self.has_ended()
             raise
 
     async def restart(self) -> Self:

@@ -11,7 +11,9 @@ import ast
 import json
 import os
 import signal
+import stat
 import sys
+import threading
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -38,6 +40,8 @@ class Crash:
     step: Step
     when: Literal["before", "after"]
     nth: int = 1
+    also: Literal["", "sends are old", "answers can't be applied whole"] = ""
+    """What else is out of order, for steps that are reached only then."""
 
     def __str__(self) -> str:
         """Return the name of the test."""
@@ -109,29 +113,57 @@ class _Trap:
             dies = self.is_now("request", label)
             if dies and self.crash.when == "before":
                 _die()
-            answer = await original(owner, label, *arguments, **more)
-            if dies:
-                _die()
-            return answer
+            try:
+                return await original(owner, label, *arguments, **more)
+            finally:
+                if dies:  # a refusal is an answer too
+                    _die()
 
         return request
 
 
 def arm(crash: Crash) -> None:
     """Put the kill in place, below our code's own calls: a commit's in the thread that commits."""
-    from hayate_matrix.matrix import client  # noqa: PLC0415
+    from hayate_matrix.matrix import client, send  # noqa: PLC0415
     from hayate_matrix.matrix.http import Http  # noqa: PLC0415  the list of steps is read without the program
     from hayate_matrix.matrix.keystore import KeyStore  # noqa: PLC0415
+    from hayate_matrix.matrix.sync.apply import Applier  # noqa: PLC0415
     from hayate_matrix.store.database import Database  # noqa: PLC0415
 
     client._CHORES_S = 1.0  # the hourly and minutely work comes within the test
+    if crash.also == "sends are old":
+        send.TRUSTED_TXN_MS = -1
+    elif crash.also:
+        Applier.apply = _refuse_rooms(Applier.apply)  # type: ignore[method-assign]
     trap = _Trap(crash)
     Database._write = trap.around_transaction(Database._write)  # type: ignore[method-assign]
     KeyStore._transact = trap.around_transaction(KeyStore._transact)  # type: ignore[method-assign]
     Http.request = trap.around_request(Http.request)  # type: ignore[method-assign]
 
 
+def _refuse_rooms(original: Callable[..., Any]) -> Callable[..., Any]:
+    def apply(owner: object, answer: Any, *arguments: Any) -> Any:
+        if answer.joined:
+            message = "the test says so"
+            raise RuntimeError(message)
+        return original(owner, answer, *arguments)
+
+    return apply
+
+
+def end_with_parent() -> None:
+    """Die when the pipe from the test closes: a test that is killed leaves no bot behind."""
+
+    def wait() -> None:
+        sys.stdin.buffer.read()
+        _die()
+
+    if sys.stdin is not None and stat.S_ISFIFO(os.fstat(0).st_mode):
+        threading.Thread(target=wait, daemon=True).start()
+
+
 if __name__ == "__main__":
+    end_with_parent()
     arm(Crash.load(sys.argv[1]))
     from hayate_matrix.cli.main import main
 

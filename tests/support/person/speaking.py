@@ -17,7 +17,7 @@ if HAS_OLM:
     from mautrix.types import EventType
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Awaitable, Callable, Iterable
 
     from hayate_matrix.demo.homeserver import Homeserver
     from tests.support.person.read import Read
@@ -179,6 +179,23 @@ class Person(Syncing):
         """Send an event as it stands."""
         path = f"/_matrix/client/v3/rooms/{quote(room)}/send/{kind}/{secrets.token_hex(8)}"
         return str((await self.ask("PUT", path, content))["event_id"])
+
+    async def say_before_key(self, room: str, text: str) -> tuple[str, Callable[[str], Awaitable[None]]]:
+        """Say something under a room key that nobody else was given, and return its id and what hands the key to a user's devices."""
+        await self.forget_room_key(room)
+        async with self._crypto_lock:
+            await self.crypto.share_group_session(room, [self.user_id])
+            session = await self._store.get_outbound_group_session(room)
+            key = session.share_content
+        event = await self.say(room, text)
+        await self.forget_room_key(room)
+
+        async def hand_to(user_id: str) -> None:
+            async with self._crypto_lock:
+                for device in (await self.crypto._fetch_keys([user_id], include_untracked=True))[user_id].values():
+                    await self.crypto.send_encrypted_to_device(device, EventType.ROOM_KEY, key)
+
+        return event, hand_to
 
     async def forget_room_key(self, room: str) -> None:
         """Use a new room key from the next message on."""
