@@ -148,6 +148,7 @@ class App:
         matrix = self._settings.matrix
         rules = Rules(
             policy=options.policy,
+            find_names=lambda: edge.display_names,
             parallel_turns=self._settings.harness.parallel_turns,
             turn_retries=self._settings.harness.turn_retries,
             trigger=matrix.trigger,

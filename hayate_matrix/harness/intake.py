@@ -77,7 +77,6 @@ class Intake:
         self._stores = stores
         self._clock = clock
         self._rules = rules
-        self._speaker = rules.speaker
         self._hand_on = hand_on
         self._running: set[asyncio.Task[None]] = set()
 

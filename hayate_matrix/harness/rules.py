@@ -20,8 +20,8 @@ class Rules:
     """Plain values out of the settings."""
 
     policy: Policy
-    names: tuple[str, ...] = ()
-    """The bot's display names; its local part counts anyhow."""
+    find_names: Callable[[], tuple[str, ...]] = tuple
+    """The bot's display names as they are now; its local part counts anyhow."""
     parallel_turns: int = 4
     turn_retries: int = 3
     trigger: Trigger = "thread"
@@ -35,7 +35,7 @@ class Rules:
     @property
     def speaker(self) -> Speaker:
         """The bot, as people call it."""
-        return Speaker(user_id=self.policy.own_user_id, names=self.names)
+        return Speaker(user_id=self.policy.own_user_id, names=self.find_names())
 
 
 def _is_never_low() -> bool:

@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Literal
 from urllib.parse import quote
 
-from hayate_matrix.errors import HayateError, MatrixError, StopError
+from hayate_matrix.errors import HayateError, MatrixError, StopError, WaitError
 from hayate_matrix.log import get_logger
 from hayate_matrix.matrix.keys.devices import DeviceLists
 from hayate_matrix.matrix.keys.identity import OwnIdentity
@@ -88,6 +88,8 @@ class Edge:
         self._senders: set[str] = set()
         self._fault: asyncio.Future[None] | None = None
         self.is_cross_signed: bool | None = None
+        self.display_names: tuple[str, ...] = ()
+        """What people call the bot, as its profile says; from the last run until the homeserver has answered."""
         self.rooms: Rooms
         self.sync: SyncLoop
         self._sender: Sender
@@ -157,6 +159,7 @@ class Edge:
         if self._options.is_encryption_on:
             await self._prepare_keys()
         await self._memberships.resolve_aliases()
+        await self._learn_name()
         if await self._was_rolled_back():
             self.sync.rebase()
         # A crash may have come after a key or a device list was kept and before the messages that waited for it were looked at again.
@@ -223,6 +226,20 @@ class Edge:
             await self._uploads.refill(None, has_unused_fallback=None)
         await self._identity.ensure()
         self.is_cross_signed = True
+
+    async def _learn_name(self) -> None:
+        """Ask for the bot's display name; the one of the last run counts until the homeserver answers."""
+        name = await self._keystore.read(lambda: self._keystore.read_meta("display_name"))
+        path = f"/_matrix/client/v3/profile/{quote(self.user_id, safe='')}/displayname"
+        try:
+            answer = await self._http.request("display_name", "GET", path, timeout_s=10.0, retry=False)
+            fresh = answer.get("displayname")
+        except (MatrixError, WaitError):
+            fresh = None
+        if isinstance(fresh, str) and fresh and fresh != name:
+            name = fresh
+            await self._keystore.transaction("edge.name", partial(self._keystore.write_meta, "display_name", fresh))
+        self.display_names = (name,) if name else ()
 
     async def _was_rolled_back(self) -> bool:
         """Whether the homeserver no longer has the last event that the bot saw: it was restored from an older copy (IN-10).
@@ -336,6 +353,7 @@ class Edge:
         while True:
             await self._clock.sleep(_CHORES_S)
             await self._memberships.resolve_aliases()
+            await self._learn_name()
             self._has_invites.set()
             if await self._gaps.free_overdue():
                 self._has_facts.set()

@@ -138,7 +138,7 @@ class Matrix(Section):
         (), description="Accounts that are never answered, as patterns in which `*` and `?` stand for anything: bridges, other bots."
     )
     trigger: Trigger = Field(
-        "mention",
+        "thread",
         description="What makes a message in a room a request: a mention or a reply to the bot, also any message of a thread that it "
         "was addressed in, or every message.",
     )

@@ -456,3 +456,17 @@ async def test_keystore_is_one_connection_in_one_thread(world: EdgeWorld) -> Non
         _ = world.keystore.db
     assert isinstance(world.keystore, KeyStore)
     assert await world.keystore.read(lambda: world.edge.rooms.find(RoomId("!none")).membership) == ""
+
+
+@pytest.mark.requirement("ROOM-5")
+async def test_display_name_is_known_also_while_the_homeserver_does_not_tell_it(
+    world: EdgeWorld, server: FabricatedHomeserver, room: FabricatedRoom
+) -> None:
+    """What people call the bot is asked for at the start and kept for starts at which there is no answer."""
+    telling = server.answers("GET", "*/profile/*/displayname", {"displayname": "Hayate Matrix"})
+    await world.open()
+    assert world.edge.display_names == ("Hayate Matrix",)
+    telling.end()
+    server.answers("GET", "*/profile/*/displayname", {"errcode": "M_NOT_FOUND", "error": "no"}, status=404)
+    await world.restart()
+    assert world.edge.display_names == ("Hayate Matrix",)
