@@ -78,14 +78,17 @@ class FabricatedDevice:
         signed = self.sign(keys)
         return signed if self.identity is None else self.identity.sign("self_signing", signed)
 
+    def fills_pool(self) -> None:
+        """Make one-time keys ahead, so that a claim costs the homeserver nothing."""
+        self.account.generate_one_time_keys(ONE_TIME_KEYS)
+        made = self.account.one_time_keys.items()
+        self.pool += [(f"signed_curve25519:{name}", self.sign({"key": key.to_base64()})) for name, key in made]
+        self.account.mark_keys_as_published()
+
     def one_time_key(self) -> tuple[str, dict[str, Any]]:
         """Return the name and the signed body of a one-time key, as the server gives it out once."""
         if not self.pool:
-            self.account.generate_one_time_keys(ONE_TIME_KEYS)
-            self.pool = [
-                (f"signed_curve25519:{name}", self.sign({"key": key.to_base64()})) for name, key in self.account.one_time_keys.items()
-            ]
-            self.account.mark_keys_as_published()
+            self.fills_pool()
         return self.pool.pop()
 
     # --- writing
