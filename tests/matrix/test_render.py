@@ -7,7 +7,7 @@ import re
 from html.parser import HTMLParser
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
@@ -63,12 +63,17 @@ def _block(kind: str, words: list[str]) -> str:
         "table": "| head | head |\n|---|--:|\n" + "\n".join(f"| {word} | `-` |" for word in words),
         "nested": f"- item\n\n  ```sh\n  {text}\n  ```\n\n  > {text}",
         "code line": f"    {text}",
+        "open quote": "\n".join(["> ```", *(f"> {word}" for word in words)]),
+        "open item": "\n".join(["1. item", "   ~~~py", *(f"   {word}" for word in words)]),
+        "tildes": f"~~~ a`b\n{lines}\n```\n{text}\n~~~",
         "link": f"[{text}](https://example.org/a?b=c&d=e)",
     }
     return made[kind]
 
 
 KINDS = ["paragraph", "lines", "strong", "heading", "fence", "open list", "ordered", "quote", "table", "nested", "code line", "link"]
+KINDS += ["open quote", "open item", "tildes"]
+TWICE = {"nested", "tildes"}
 DOCUMENTS = st.lists(st.tuples(st.sampled_from(KINDS), WORDS), min_size=1, max_size=8)
 
 
@@ -155,10 +160,11 @@ def test_any_text_fits_and_is_well_formed(text: str, budget: int) -> None:
 
 @pytest.mark.requirement("OUT-4")
 @given(blocks=DOCUMENTS, budget=BUDGETS)
+@example(blocks=[("nested", [f"w{number}x" for number in range(1000, 1040)])], budget=400)
 @settings(max_examples=200, deadline=None)
 def test_text_is_whole_and_in_order(blocks: list[tuple[str, list[str]]], budget: int) -> None:
     """The parts together say every word once and in order, in the body and in the HTML; a reply that is too long says its beginning."""
-    said = [word for kind, words in blocks for word in (words * 2 if kind == "nested" else words)]
+    said = [word for kind, words in blocks for word in (words * 2 if kind in TWICE else words)]
     parts = split_reply("\n\n".join(_block(kind, words) for kind, words in blocks), max_bytes=budget)
     heard = [word for part in parts for word in _words(part.body)]
     shown = [word for part in parts for word in _words(_Reader(part.formatted_body).text if part.formatted_body else part.body)]
@@ -172,6 +178,9 @@ def test_text_is_whole_and_in_order(blocks: list[tuple[str, list[str]]], budget:
 
 @pytest.mark.requirement("OUT-4")
 @given(blocks=DOCUMENTS, budget=BUDGETS)
+@example(blocks=[("open quote", ["w1x"])], budget=3000)
+@example(blocks=[("open item", ["w1x"])], budget=3000)
+@example(blocks=[("tildes", ["w1x"])], budget=3000)
 @settings(max_examples=100, deadline=None)
 def test_no_part_leaves_a_code_block_open(blocks: list[tuple[str, list[str]]], budget: int) -> None:
     """After each part's plain body a new paragraph would still be a paragraph."""
@@ -208,6 +217,48 @@ def test_table_is_cut_between_rows_with_its_head_on_each_part() -> None:
 def test_code_block_that_was_never_closed_is_closed() -> None:
     """A model that was cut off in a code block leaves no open one behind."""
     assert render("a\n\n```sh\nls").body == "a\n\n```sh\nls\n```"
+
+
+@pytest.mark.requirement("OUT-4")
+@pytest.mark.parametrize("line", ["word " * 2000, "日本 " * 2000, "😀 " * 2000], ids=["ascii", "wide", "outside the basic plane"])
+def test_long_line_of_code_is_cut_between_words_as_late_as_it_can(line: str) -> None:
+    """A code line that fits in no message is cut after a blank, and each part but the last is filled."""
+    parts = split_reply(f"```\n{line}\n```", max_bytes=50_000)
+    inside = [part.body.removeprefix("```\n").removesuffix("\n```") for part in parts]
+    assert "".join(inside) == line
+    assert {word for text in inside for word in text.split()} == {line.split(maxsplit=1)[0]}
+    assert all(_bytes(part) > 49_000 for part in parts[:-1])
+
+
+@pytest.mark.requirement("OUT-4")
+def test_sentence_is_cut_beside_a_word_that_fills_its_middle() -> None:
+    """Where the middle of a text is one long word, the cut is before or after it."""
+    word = "x" * 250
+    parts = split_reply(f"a few words before it {word} and some after", max_bytes=660)
+    assert len(parts) > 1
+    assert any(word in part.body for part in parts)
+
+
+@pytest.mark.requirement("OUT-4", "SEC-2")
+@pytest.mark.parametrize("budget", [400, 20_000, 40_000])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "    " + "`" * 100_000,
+        "```" + "😀" * 200 + "\n" + "text " * 20_000,
+        "```" + "l" * 50_000 + "\n" + "text " * 20_000,
+        "```\n" + '<"&' * 30_000,
+        "words ``` more words ~~~ " * 5000,
+    ],
+    ids=["backticks", "wide words beside a fence", "a long language", "escapes", "marks in a sentence"],
+)
+def test_code_that_costs_more_than_it_is_long_fits(text: str, budget: int) -> None:
+    """What a fence, its language and the escapes add is counted, so that no part is larger than its budget, and no part is empty."""
+    for part in split_reply(text, max_bytes=budget):
+        assert _bytes(part) <= budget
+        assert _bytes(part) > min(budget // 3, 250)
+        last = MarkdownIt("commonmark").parse(f"{part.body}\n\nthe end")[-2]
+        assert (last.type, last.content) == ("inline", "the end")
 
 
 @pytest.mark.requirement("OUT-4")

@@ -27,7 +27,7 @@ _TAGS = (
 )
 _ATTRIBUTES: dict[str, set[str]] = {"*": set(), "a": {"href"}, "ol": {"start"}, "code": {"class"}}
 _SCHEMES = {"https", "http", "ftp", "mailto", "magnet"}
-_LANGUAGE = re.compile(r"language-[\w+#.-]{1,40}")
+_LANGUAGE = re.compile(r"[A-Za-z0-9_+#.-]{1,40}")
 _BRACKETS = re.compile(r"[\[\]]")
 
 
@@ -86,10 +86,16 @@ def _parse_text(text: str, env: dict[str, Any]) -> list[Token]:
     return PARSER.parseInline(text, env)[0].children or []
 
 
+def find_language(token: Token) -> str:
+    """Return the language that a code block names, or nothing where its first word can't be one."""
+    language = token.info.split(maxsplit=1)[0] if token.info.strip() else ""
+    return language if _LANGUAGE.fullmatch(language) else ""
+
+
 def show_code(token: Token, content: str) -> str:
     """Return `content` as a code block in the language of `token`."""
-    language = token.info.split(maxsplit=1)[0] if token.info.strip() else ""
-    kind = f' class="language-{html.escape(language)}"' if language else ""
+    language = find_language(token)
+    kind = f' class="language-{language}"' if language else ""
     return f"<pre><code{kind}>{html.escape(content, quote=False).removesuffix(chr(10))}\n</code></pre>"
 
 
@@ -108,5 +114,5 @@ def clean(markup: str) -> str:
 
 def _keep_attribute(tag: str, attribute: str, value: str) -> str | None:
     if tag == "code" and attribute == "class":
-        return value if _LANGUAGE.fullmatch(value) else None
+        return value if _LANGUAGE.fullmatch(value.removeprefix("language-")) and value.startswith("language-") else None
     return value

@@ -6,7 +6,8 @@ import re
 import unicodedata
 from typing import TYPE_CHECKING
 
-from hayate_matrix.matrix.render.markdown import find_blocks
+from hayate_matrix.matrix.render.markdown import find_blocks, find_language
+from hayate_matrix.matrix.render.pieces import measure
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 
 _WIDEST_COLUMN = 40
 """Columns of a plain table are padded up to this width; wider cells run over, so that one long cell doesn't blow up all rows."""
+LONGEST_INFO_BYTES = 80
 _TICKS = re.compile(r"`{3,}")
 
 
@@ -32,17 +34,12 @@ def strip_lines(lines: list[str]) -> str:
 def write_block(block: Sequence[Token], lines: list[str]) -> str:
     """Return the block as it was written, a table laid out and an open code block closed."""
     kind = block[0].type
-    if kind == "fence" and block[0].level == 0:
+    if kind == "fence":
         return write_fence(block[0], block[0].content.removesuffix("\n"))
     if kind == "table_open":
         return lay_out([list_cells(row) for part in find_blocks(block[1:-1]) for row in list_rows(part)])
     start, end = find_lines(block)
-    body = strip_lines(lines[start:end])
-    if kind == "fence" or any(token.type == "fence" for token in block):
-        # Within quotes and lists the closing line is found by its marks; one that is missing is added.
-        ticks = sum(1 for line in body.split("\n") if re.match(r"[\s>*+\-\d.)]*(`{3,}|~{3,})", line))
-        body += "\n```" if ticks % 2 else ""
-    return body
+    return strip_lines(lines[start:end])  # an open code block within a quote or list ends where that ends
 
 
 def list_rows(part: Sequence[Token]) -> Iterator[Sequence[Token]]:
@@ -54,7 +51,13 @@ def write_fence(token: Token, content: str) -> str:
     """Return `content` as a closed code block in the language of `token`, fenced longer than any fence inside."""
     longest = max((len(found) for found in _TICKS.findall(content)), default=2)
     marks = "`" * max(longest + 1, 3)
-    return f"{marks}{token.info.strip()[:80]}\n{content}\n{marks}"
+    return f"{marks}{find_info(token)}\n{content}\n{marks}"
+
+
+def find_info(token: Token) -> str:
+    """Return what stands beside the fence, or the language alone where that is long or would end the fence's line as code."""
+    info = token.info.strip()
+    return info if measure(info) <= LONGEST_INFO_BYTES and "`" not in info else find_language(token)
 
 
 def list_cells(row: Sequence[Token]) -> list[str]:

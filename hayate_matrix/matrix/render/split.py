@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import html
 from typing import TYPE_CHECKING, Any
 
-from hayate_matrix.matrix.render.markdown import BLOCKS, DEEPEST_BLOCK, clean, find_blocks, show_block, show_code, show_text
+from hayate_matrix.matrix.render.markdown import BLOCKS, DEEPEST_BLOCK, clean, find_blocks, find_language, show_block, show_code, show_text
 from hayate_matrix.matrix.render.pieces import LEAST_BYTES, MAX_PARTS, Overflow, Piece, Rendered, measure
 from hayate_matrix.matrix.render.plain import (
     count_columns,
+    find_info,
     find_lines,
     find_widths,
     lay_out,
@@ -27,6 +29,12 @@ if TYPE_CHECKING:
 
 _KEYS_BYTES = 80
 """`"body":"","format":"org.matrix.custom.html","formatted_body":"",` around the two texts."""
+_FENCE_BYTES = 100
+"""Two fences of three, their line breaks, the tags and what joins the piece to the one before (82 bytes)."""
+_BREAK_BYTES = 4
+"""A line break in both texts."""
+_FENCES = ("```", "~~~")
+"""No piece of running text begins with one, where there is another place to cut: it would open a code block."""
 _SHORTEST_CUT = 64
 """A run of text this short that is still too large as HTML (a link with a huge address) is shown as it was written."""
 
@@ -183,18 +191,18 @@ def _cut_table(block: Sequence[Token], env: dict[str, Any], budget: int) -> Iter
 
 def _cut_code(token: Token, budget: int) -> Iterator[Piece]:
     """Yield a code block in runs of lines, closed and opened again with its language."""
-    room = budget - 2 * (measure(token.info[:80]) + 40) - 40
-    for content in _cut_lines(token.content.removesuffix("\n"), room, lambda text: measure(text) + measure(html.escape(text))):
+    room = budget - measure(find_info(token)) - len(find_language(token)) - _FENCE_BYTES
+    for content in _cut_lines(token.content.removesuffix("\n"), room):
         yield Piece(write_fence(token, content), show_code(token, content))
 
 
-def _cut_lines(text: str, room: int, cost_of: Any) -> Iterator[str]:
-    """Yield `text` in runs of whole lines that cost at most `room`; a line that is longer alone is cut anywhere."""
+def _cut_lines(text: str, room: int) -> Iterator[str]:
+    """Yield code in runs of whole lines that cost at most `room`; a line that is longer alone is cut after a blank, else anywhere."""
     run: list[str] = []
     cost = 0
     for line in text.split("\n"):
-        for piece in _chop(line, room, cost_of):
-            piece_cost = cost_of(piece) + 4
+        for piece in _chop(line, room - _BREAK_BYTES):
+            piece_cost = _measure_code(piece) + _BREAK_BYTES
             if run and cost + piece_cost > room:
                 yield "\n".join(run)
                 run, cost = [], 0
@@ -203,15 +211,28 @@ def _cut_lines(text: str, room: int, cost_of: Any) -> Iterator[str]:
     yield "\n".join(run)
 
 
-def _chop(line: str, room: int, cost_of: Any) -> Iterator[str]:
-    """Yield `line` whole where it fits, else in pieces that do, each as long as the worst character allows."""
-    if cost_of(line) + 4 <= room:
-        yield line
-        return
-    worst = 24  # bytes of one character outside the basic plane in both texts
-    step = max((room - 4) // worst, 1)
-    for start in range(0, len(line), step):
-        yield line[start : start + step]
+def _chop(line: str, room: int) -> Iterator[str]:
+    """Yield `line` whole where it fits, else in pieces that do, each as long as its characters allow."""
+    start = blank = cost = since_blank = 0
+    for place, character in enumerate(line):
+        character_cost = _measure_character(character)
+        if cost + character_cost > room and place > start:
+            is_near = blank > start and since_blank * 2 <= cost
+            yield line[start : blank if is_near else place]
+            start, cost = (blank, since_blank) if is_near else (place, 0)
+        cost += character_cost
+        since_blank += character_cost
+        if character in " \t":
+            blank, since_blank = place + 1, 0
+    yield line[start:]
+
+
+def _measure_code(text: str) -> int:
+    """Return the bytes of `text` in both texts of a code block; a backtick may make each fence one longer."""
+    return measure(text) + measure(html.escape(text, quote=False)) + 2 * text.count("`")
+
+
+_measure_character = functools.lru_cache(maxsize=1024)(_measure_code)
 
 
 def _cut_text(text: str, env: dict[str, Any], budget: int | None, *, is_shown: bool = True, is_markdown: bool = True) -> Iterator[Piece]:
@@ -232,11 +253,14 @@ def _cut_text(text: str, env: dict[str, Any], budget: int | None, *, is_shown: b
 
 
 def _find_cut(text: str) -> int:
-    """Return where to halve `text`: the safest place in its middle third."""
+    """Return where to halve `text`: the safest place in its middle third, else the blank nearest to it."""
     third = max(len(text) // 3, 1)
-    middle = text[third : 2 * third]
     for mark in ("\n", ". ", " "):
-        found = middle.rfind(mark)
+        found = text.rfind(mark, third, 2 * third)
+        while found >= 0 and text.startswith(_FENCES, found + len(mark)):
+            found = text.rfind(mark, third, found)
         if found >= 0:
-            return third + found + len(mark)
-    return max(len(text) // 2, 1)
+            return found + len(mark)
+    before, after = text.rfind(" ", 0, third), text.find(" ", 2 * third)
+    nearest = min((place for place in (before, after) if place > 0), key=lambda place: abs(len(text) // 2 - place), default=-1)
+    return nearest + 1 if 0 < nearest < len(text) - 1 else max(len(text) // 2, 1)
