@@ -15,21 +15,33 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from hayate_matrix import log
 from hayate_matrix.demo.guest import PATIENCE_S, SILENCE_S, Guest
 from hayate_matrix.demo.homeserver import Homeserver, HomeserverError
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable
+
     from hayate_matrix.core.ids import RoomId
 
+T = TypeVar("T")
 _PROGRAM = [sys.executable, "-m", "hayate_matrix.cli.main"]
 
 
 def tell(line: str = "") -> None:
     """Print a line of the scene at once."""
     print(line, flush=True)
+
+
+async def _patiently(what: str, work: Awaitable[T]) -> T:
+    """Return what `work` gives, and say what is waited for while it takes long."""
+    task = asyncio.ensure_future(work)
+    started = time.monotonic()
+    while not (await asyncio.wait({task}, timeout=SILENCE_S))[0]:
+        tell(f"  ... waiting for {what} ({time.monotonic() - started:.0f} s)")
+    return task.result()
 
 
 class BotProcess:
@@ -49,8 +61,12 @@ class BotProcess:
         file.write_text(password)
         arguments = ["login", "--homeserver", homeserver, "--user", user_id, "--password-file", str(file)]
         tell(f"$ hayate-matrix login --homeserver {homeserver} --user {user_id}")
-        done = await asyncio.to_thread(
-            subprocess.run, [*_PROGRAM, *arguments], env=self._environment, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+        command = [*_PROGRAM, *arguments]
+        done = await _patiently(
+            "the login",
+            asyncio.to_thread(
+                subprocess.run, command, env=self._environment, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+            ),
         )
         tell(f"  {done.stdout.strip()}")
         if done.returncode:
@@ -117,8 +133,8 @@ async def play(*, once: bool) -> None:
             await asyncio.Event().wait()
         finally:
             tell("Stopping ...")
-            process.end(signal.SIGTERM)
-            await guest.stop()
+            await _patiently("the bot to end", asyncio.to_thread(process.end, signal.SIGTERM))
+            await _patiently("the guest to end", guest.stop())
 
 
 async def _prepare(guest: Guest, process: BotProcess, home: Path, bot: str, password: str, url: str) -> None:
@@ -136,7 +152,7 @@ async def _prepare(guest: Guest, process: BotProcess, home: Path, bot: str, pass
     tell("\nA message in Garden, end-to-end encrypted:")
     await _ask(guest, garden, bot, "Check the greenhouse before Friday")
     tell("\nThe bot is killed in the middle of its life (SIGKILL), and something is said while it is gone:")
-    process.end(signal.SIGKILL)
+    await asyncio.to_thread(process.end, signal.SIGKILL)
     waiting = await guest.says(garden, "echo Are you still there?", to=bot)
     tell("  hana: echo Are you still there?")
     await process.start()

@@ -38,8 +38,8 @@ MEETING = [
 ]
 """Reached when somebody new invites the bot into an encrypted room and talks to it."""
 FIRST_START = [
-    *_requests("account.login", "account.whoami", "own_keys_query", "identity_upload", "identity_sign", "keys_upload"),
-    *_transactions("edge.open", "keys.identity.make", "keys.upload.make", "keys.upload.settle", "sync.apply"),
+    *_requests("account.login", "account.whoami", "own_keys_query", "identity_upload", "identity_sign", "keys_upload", "display_name"),
+    *_transactions("edge.open", "keys.identity.make", "keys.upload.make", "keys.upload.settle", "edge.name", "sync.apply"),
 ]
 """Reached by the login and the first start of a device."""
 NOT_HERE = {

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from hayate_matrix.core.ids import DeviceId, UserId
+from hayate_matrix.matrix.account import Credentials, save_credentials
 from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
@@ -60,10 +62,20 @@ class Bot:
         file = folder / f"{name}.password"
         file.write_text(password)
         file.chmod(0o600)
+        if login_crash is None:
+            device = await asyncio.to_thread(homeserver.login, name, password)
+            credentials = Credentials(
+                homeserver=bot.url,
+                user_id=UserId(device.user_id),
+                device_id=DeviceId(device.device_id),
+                access_token=device.access_token,
+            )
+            (bot.home / "secrets").mkdir(mode=0o700)
+            save_credentials(bot.home / "secrets", credentials)
+            return bot
         arguments = ("login", "--homeserver", bot.url, "--user", bot.user_id, "--password-file", str(file))
-        if login_crash is not None:
-            code, output = await bot.command(*arguments, crash=login_crash)
-            assert code == -signal.SIGKILL, output
+        code, output = await bot.command(*arguments, crash=login_crash)
+        assert code == -signal.SIGKILL, output
         code, output = await bot.command(*arguments)
         assert code == 0, output
         return bot

@@ -112,6 +112,7 @@ async def keys_upload(call: Call) -> JSON:
         known[name] = value
     if call.body.get("fallback_keys"):
         server.fallback_keys[key] = call.body["fallback_keys"]
+        server.used_fallbacks.discard(key)
     return {"one_time_key_counts": {"signed_curve25519": len(known)}}
 
 

@@ -178,6 +178,7 @@ class FabricatedHomeserver:
         self.cross_signing: dict[str, JSON] = {}
         self.one_time_keys: dict[tuple[str, str], dict[str, JSON]] = {}
         self.fallback_keys: dict[tuple[str, str], dict[str, JSON]] = {}
+        self.used_fallbacks: set[tuple[str, str]] = set()
         self.account_data: dict[str, dict[str, JSON]] = {}
         self.filters: list[JSON] = []
         self.shared: set[tuple[str, str, str]] = set()
@@ -339,6 +340,9 @@ class FabricatedHomeserver:
             self.wakes()
             return {name: keys.pop(name)}
         fallback = self.fallback_keys.get((user_id, device_id))
+        if fallback:
+            self.used_fallbacks.add((user_id, device_id))
+            self.wakes()
         return dict(fallback) if fallback else None
 
     def marks_changed(self, user_id: str) -> None:
@@ -409,7 +413,7 @@ class FabricatedHomeserver:
             "to_device": {"events": events},
             "device_lists": {"changed": changed, "left": []},
             "device_one_time_keys_count": {"signed_curve25519": len(self.one_time_keys.get(key, {}))},
-            "device_unused_fallback_key_types": ["signed_curve25519"] if key in self.fallback_keys else [],
+            "device_unused_fallback_key_types": ["signed_curve25519"] if key in self.fallback_keys.keys() - self.used_fallbacks else [],
         }
         own = self.account_data.get(login.user_id, {})
         if since is None and own:

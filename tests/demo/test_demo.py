@@ -1,0 +1,64 @@
+"""The demo as a newcomer runs it: the process, its words and its end."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from hayate_matrix.demo.homeserver import PYTHON_VARIABLE, HomeserverError, find_python
+
+ROOT = Path(__file__).resolve().parents[2]
+SILENCE_S = 5.0
+"""Nothing is silent for longer (NEW-4); a time that the specification names, not a measure of speed."""
+
+
+@pytest.mark.requirement("NEW-1", "NEW-4", "ROOM-1", "ROOM-3")
+def test_demo_plays_the_scene_and_is_never_silent() -> None:
+    """A served room is answered, another is declined, a killed bot answers what was said meanwhile; each wait says what for."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    lines: list[str] = []
+    silences: list[float] = []
+    with subprocess.Popen(
+        [sys.executable, "-u", "-m", "hayate_matrix.demo", "--once"],
+        cwd=ROOT,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as process:
+        last = time.monotonic()
+        for line in process.stdout or ():
+            silences.append(time.monotonic() - last)
+            last = time.monotonic()
+            lines.append(line.rstrip())
+    shown = "\n".join(lines)
+    assert process.returncode == 0, shown
+    for expected in (
+        "The bot has joined Garden.",
+        "The bot has declined Cellar.",
+        "hayate: Noted, I will check the greenhouse.",
+        "hayate: Are you still there?",
+        "That was all of it.",
+    ):
+        assert expected in shown
+    assert max(silences) <= SILENCE_S, shown
+
+
+@pytest.mark.requirement("NEW-1")
+def test_demo_refuses_what_it_does_not_know() -> None:
+    """A wrong option gives the usage."""
+    done = subprocess.run([sys.executable, "-m", "hayate_matrix.demo", "--twice"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "--once" in done.stderr
+
+
+def test_named_python_that_is_missing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The variable that names Synapse's Python must name one that exists."""
+    monkeypatch.setenv(PYTHON_VARIABLE, "/nowhere/python")
+    with pytest.raises(HomeserverError, match="/nowhere/python"):
+        find_python()
