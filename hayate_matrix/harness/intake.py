@@ -166,7 +166,7 @@ class _Batch:
         if not conversation.is_present or fact.loop_marker or not decide_person(self._rules.policy, fact.sender):
             self._note(fact, conversation, "other", focus=focus)
             return
-        about = self._inbox.find_about(self._connection, fact.event_id)
+        about = self._inbox.find_about(self._connection, conversation.id, fact.event_id)
         if any(row.kind == "redaction" for row in about):
             self._note(fact, conversation, "other", focus=focus)
             return
@@ -197,7 +197,7 @@ class _Batch:
             self._note(fact, conversation, "edit", target=fact.target, content=content if is_welcome else None)
             return
         is_theirs = row.sender == fact.sender and row.conversation_id == conversation.id
-        about = self._inbox.find_about(self._connection, fact.target)
+        about = self._inbox.find_about(self._connection, conversation.id, fact.target)
         if not is_theirs or not is_welcome or any(other.kind == "redaction" for other in about):
             self._note(fact, conversation, "edit", target=fact.target)
             return
@@ -223,7 +223,10 @@ class _Batch:
         """Take the text of a message, and of its edits, out of everything that holds it (IN-5)."""
         rows = [
             row
-            for row in (self._inbox.find(self._connection, target), *self._inbox.find_about(self._connection, target))
+            for row in (
+                self._inbox.find(self._connection, target),
+                *self._inbox.find_about(self._connection, conversation.id, target),
+            )
             if row is not None
         ]
         rows = [row for row in rows if row.conversation_id == conversation.id and row.kind != "redaction"]

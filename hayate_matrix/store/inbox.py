@@ -33,7 +33,7 @@ _IN_CONVERSATION = inbox.c.conversation_id == sa.bindparam("conversation_id")
 _FIND_KNOWN = sa.select(inbox.c.event_id).where(inbox.c.event_id.in_(sa.bindparam("event_ids", expanding=True)))
 _INSERT = sa.insert(inbox)
 _FIND = sa.select(inbox).where(inbox.c.event_id == sa.bindparam("event_id"))
-_FIND_ABOUT = sa.select(inbox).where(inbox.c.target == sa.bindparam("target")).order_by(inbox.c.seq)
+_FIND_ABOUT = sa.select(inbox).where(inbox.c.target == sa.bindparam("target"), _IN_CONVERSATION).order_by(inbox.c.seq)
 _OPEN = sa.select(*(column for column in inbox.c if column.name != "content"), sa.null().label("content"))
 _LIST_OPEN = _OPEN.where(_HAS_WORK).order_by(inbox.c.seq)
 _LIST_OPEN_OF = _LIST_OPEN.where(_IN_CONVERSATION)
@@ -114,9 +114,9 @@ class Inbox:
         row = connection.execute(_FIND, {"event_id": event_id}).one_or_none()
         return self._read(row) if row is not None else None
 
-    def find_about(self, connection: Connection, target: EventId) -> list[InboxRow]:
-        """Return the edits and redactions about `target`, in order of arrival."""
-        return [self._read(row) for row in connection.execute(_FIND_ABOUT, {"target": target})]
+    def find_about(self, connection: Connection, conversation_id: ConversationId, target: EventId) -> list[InboxRow]:
+        """Return the edits and redactions about `target`, in order of arrival; those of other rooms can name it too and are nothing."""
+        return [self._read(row) for row in connection.execute(_FIND_ABOUT, {"target": target, "conversation_id": conversation_id})]
 
     def list_open(self, connection: Connection, conversation_id: ConversationId | None = None) -> list[InboxRow]:
         """Return requests and commands that are queued or running, in order of arrival, without their content."""

@@ -19,6 +19,7 @@ from tests.support.waiting import eventually
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from hayate_matrix.core.facts import AnyFact, Message
     from hayate_matrix.store.database import Connection
     from tests.harness.conftest import MakeDesk
 
@@ -419,16 +420,44 @@ async def test_a_hostile_fact_stops_nothing(desk: Desk) -> None:
     texts[1].encode()
 
 
-@pytest.mark.requirement("ROOM-8", "SEC-1")
-async def test_a_redaction_or_edit_of_another_room_reaches_nothing(desk: Desk) -> None:
-    """Events that name a message of another room leave it as it is."""
-    await desk.say("slow 5 first")
-    queued = await desk.say("echo stays")
-    await desk.accept(dataclasses.replace(desk.redaction(queued), room_id=ROOM))
+CROSSING: dict[str, Callable[[Desk, Message], AnyFact]] = {
+    "a redaction": lambda desk, secret: dataclasses.replace(desk.redaction(secret), room_id=ROOM),
+    "an edit": lambda desk, secret: dataclasses.replace(desk.edit(secret, "echo changed"), room_id=ROOM),
+    "a reply": lambda desk, secret: desk.message("reference", room=ROOM, reply_to=secret.event_id, is_direct=True),
+    "a thread": lambda desk, secret: desk.message("history", room=ROOM, thread=secret.event_id, is_direct=True),
+    "a thread's stop": lambda desk, secret: desk.message("!stop", room=ROOM, thread=secret.event_id),
+    "a stop": lambda desk, _: desk.message("!stop", room=ROOM),
+    "a steer": lambda desk, _: desk.message("!steer into it", room=ROOM),
+}
+"""What somebody who is in two rooms can say in one of them about a message of the other."""
+
+
+@pytest.mark.requirement("ROOM-8", "SEC-1", "IN-4", "IN-5")
+@pytest.mark.parametrize("moment", ["before it came", "while it waits", "while it is answered", "when it is answered"])
+@pytest.mark.parametrize("crossing", list(CROSSING.values()), ids=list(CROSSING))
+async def test_what_is_said_in_one_room_about_another_reaches_nothing(
+    desk: Desk, crossing: Callable[[Desk, Message], AnyFact], moment: str
+) -> None:
+    """Events that name a message of another room neither change it, nor stop it, nor tell what it says."""
+    first, secret = desk.message("slow 5 first"), desk.message("slow 5 the secret")
+    fact = crossing(desk, secret)
+    if moment == "before it came":
+        await desk.accept(fact)
+    await desk.accept(first, secret)
     await eventually(lambda: desk.clock.waits)
+    if moment == "while it waits":
+        await desk.accept(fact)
+    desk.clock.jump(5)
+    await eventually(lambda: desk.gateway.get_texts(DIRECT) == ["first"] and desk.clock.waits)
+    if moment == "while it is answered":
+        await desk.accept(fact)
     desk.clock.jump(5)
     await desk.idle()
-    assert desk.gateway.get_texts(DIRECT) == ["first", "stays"]
+    if moment == "when it is answered":
+        await desk.accept(fact)
+        await desk.idle()
+    assert desk.gateway.get_texts(DIRECT) == ["first", "the secret"]
+    assert "secret" not in " ".join(desk.gateway.get_texts(ROOM))
 
 
 @pytest.mark.requirement("IN-7")

@@ -102,9 +102,10 @@ async def test_an_inbox_row_comes_back_as_it_was(database: Database, stores: Sto
         assert found == dataclasses.replace(row, seq=seq)
     opened = await database.read(stores.inbox.list_open)
     assert [row.event_id for row in opened] == ["$event1", "$event3"]
-    assert await database.read(lambda connection: stores.inbox.find_about(connection, EventId("$t"))) == [
-        dataclasses.replace(rows[0], seq=1)
-    ]
+    other = await run(database, lambda connection: ensure_conversation(connection, RoomId("!other"), NOW))
+    for where, about in ((made, [dataclasses.replace(rows[0], seq=1)]), (other, [])):
+        found_about = await database.read(lambda connection, id_=where.id: stores.inbox.find_about(connection, id_, EventId("$t")))  # type: ignore[misc]
+        assert found_about == about
 
 
 @pytest.mark.requirement("IN-1")
