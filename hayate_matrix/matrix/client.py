@@ -132,6 +132,7 @@ class Edge:
             self._applier,
             self._clock,
             backlog_age_ms=self._options.backlog_age_s * 1000,
+            own_user_id=credentials.user_id,
             on_applied=self._follow,
             may_take=self._may_take,
         )
@@ -288,9 +289,12 @@ class Edge:
             self._key_count = applied.key_count
         if applied.has_unused_fallback is not None:
             self._has_unused_fallback = applied.has_unused_fallback
+        self._sender.forget_decisions()
         self._new_room_keys |= applied.new_room_keys
         self._senders |= applied.senders_to_query
-        self._keys_wanted.set()
+        is_low = self._uploads.is_low(applied.key_count, has_unused_fallback=applied.has_unused_fallback)
+        if is_low or applied.new_room_keys or applied.senders_to_query or applied.has_outdated_lists:
+            self._keys_wanted.set()
         if applied.facts:
             self._has_facts.set()
         if applied.has_gaps:
@@ -302,9 +306,12 @@ class Edge:
         while True:
             await self._has_facts.wait()
             self._has_facts.clear()
-            while ready := await self._keystore.read(lambda: self._keystore.spool.list_ready(_HANDED_AT_ONCE)):
+            while ready := await self._keystore.read(partial(self._keystore.spool.list_ready, _HANDED_AT_ONCE)):
                 await sink.accept([row.fact for row in ready])
-                await self._keystore.transaction("edge.handed", partial(self._keystore.spool.mark_handed, ready))
+                if self._keystore.spool.note_handed(ready) >= _HANDED_AT_ONCE:
+                    await self._keystore.transaction("edge.handed", self._keystore.spool.sweep)
+                if len(ready) < _HANDED_AT_ONCE:
+                    break  # what came meanwhile has set the event again
 
     async def _tend_keys(self) -> None:
         if not self._options.is_encryption_on:
@@ -359,7 +366,11 @@ class Edge:
                 self._has_facts.set()
             if self._options.is_encryption_on:
                 await self._sharing.settle_debts()
-            await self._keystore.transaction("edge.chores", self._sender.drop_settled)
+            await self._keystore.transaction("edge.chores", self._clean_up)
+
+    def _clean_up(self) -> None:
+        self._sender.drop_settled()
+        self._keystore.spool.sweep()
 
     async def _watch_sync(self) -> None:
         """Run the receive loop, and start it again where it got stuck (ACC-2)."""

@@ -10,6 +10,7 @@ Not here: order and settling (the harness asks for one delivery of a conversatio
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections import defaultdict
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -59,6 +60,7 @@ class Sender:
         self._is_encryption_on = is_encryption_on
         self._locks: defaultdict[RoomId, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._confirmed_plain: set[RoomId] = set()
+        self._allowed: dict[RoomId, bool] = {}
         self._settled: list[str] = []
         self._settled_before: list[str] = []
 
@@ -67,21 +69,14 @@ class Sender:
     async def deliver(self, delivery: Delivery) -> Sent:
         """Bring the delivery to its room, once; see `Gateway.deliver`."""
         async with self._locks[delivery.room_id]:
-            await self._check_room(delivery.room_id)
-            sends = await self._keystore.read(lambda: self._keystore.owed.list_sends(delivery.id))
-            found: dict[int, EventId] = {}
-            if self._must_search(delivery, sends):
-                found = await self._search(delivery)
-            if not sends:
-                if found:
-                    return Sent(event_ids=tuple(found[part] for part in sorted(found)))
-                sends = await self._prepare(delivery)
-            event_ids: list[EventId] = []
-            for send in sends:
-                event_id = found.get(send.part)
-                if event_id is None:
-                    event_id = await self._put(await self._protect(delivery, send))
-                event_ids.append(event_id)
+            problem, room, sends = await self._keystore.read(partial(self._look, delivery))
+            if problem:
+                raise DeliveryHeld(f"Nothing is sent to {delivery.room_id}: {problem}.")
+            found = await self._search(delivery) if self._must_search(delivery, sends) else {}
+            if found and not sends:
+                return Sent(event_ids=tuple(found[part] for part in sorted(found)))
+            sends = [await self._protect(delivery, send) for send in sends] or await self._prepare(delivery, room)
+            event_ids = [found.get(send.part) or await self._put(send) for send in sends]
             self._settled.append(delivery.id)
             return Sent(event_ids=tuple(event_ids))
 
@@ -98,10 +93,16 @@ class Sender:
 
     async def _try_politely(self, room_id: RoomId, label: str, method: str, path: str, body: dict[str, Any]) -> None:
         try:
-            await self._check_room(room_id)
-            await self._http.request(label, method, path, body=body, timeout_s=10.0, retry=False, is_answer=False)
+            if room_id not in self._allowed:
+                self._allowed[room_id] = not await self._keystore.read(partial(self._find_problem, room_id))
+            if self._allowed[room_id]:
+                await self._http.request(label, method, path, body=body, timeout_s=10.0, retry=False, is_answer=False)
         except HayateError as error:
             _log.debug("left out", request=label, error=str(error))
+
+    def forget_decisions(self) -> None:
+        """Ask again whether rooms are served: a sync may have changed it."""
+        self._allowed.clear()
 
     def drop_settled(self) -> None:
         """Forget the events of deliveries that the harness has settled since (edge's thread, in a transaction).
@@ -116,24 +117,26 @@ class Sender:
 
     # -- before the first try ------------------------------------------------------------------------------------------------
 
-    async def _check_room(self, room_id: RoomId) -> None:
-        def look() -> str:
-            room = self._rooms.find(room_id)
-            decision = self._rooms.decide(room)
-            if not decision:
-                return decision.text
-            if room.membership != "join":
-                return "the bot is not in the room"
-            if room.is_encrypted and not self._is_encryption_on:
-                return 'the room is encrypted and matrix.encryption is "off"'
-            return ""
+    def _look(self, delivery: Delivery) -> tuple[str, Room, list[Send]]:
+        """Return why nothing may be sent (or nothing), the room, and what an earlier try kept."""
+        return (
+            self._find_problem(delivery.room_id),
+            self._rooms.find(delivery.room_id),
+            self._keystore.owed.list_sends(delivery.id),
+        )
 
-        problem = await self._keystore.read(look)
-        if problem:
-            raise DeliveryHeld(f"Nothing is sent to {room_id}: {problem}.")
+    def _find_problem(self, room_id: RoomId) -> str:
+        room = self._rooms.find(room_id)
+        decision = self._rooms.decide(room)
+        if not decision:
+            return decision.text
+        if room.membership != "join":
+            return "the bot is not in the room"
+        if room.is_encrypted and not self._is_encryption_on:
+            return 'the room is encrypted and matrix.encryption is "off"'
+        return ""
 
-    async def _prepare(self, delivery: Delivery) -> list[Send]:
-        room = await self._keystore.read(lambda: self._rooms.find(delivery.room_id))
+    async def _prepare(self, delivery: Delivery, room: Room) -> list[Send]:
         await self._learn_encryption(room)
         is_reaction = delivery.kind == "reaction"
         event_type = "m.reaction" if is_reaction else "m.room.message"
@@ -141,12 +144,9 @@ class Sender:
         # Reactions travel in clear in encrypted rooms too: the specification has no encrypted form that clients read.
         if room.is_encrypted and not is_reaction:
             payloads = [{"type": event_type, "content": content} for content in contents]
-            await self._sharing.encrypt(
-                delivery.room_id, payloads, lambda ciphertexts: self._keep(delivery, "m.room.encrypted", ciphertexts, is_encrypted=True)
-            )
-        else:
-            await self._keystore.transaction("send.keep_plain", lambda: self._keep_plain(delivery, event_type, contents))
-        return await self._keystore.read(lambda: self._keystore.owed.list_sends(delivery.id))
+            keep = partial(self._keep, delivery, "m.room.encrypted", is_encrypted=True)
+            return await self._sharing.encrypt(delivery.room_id, payloads, keep)
+        return await self._keystore.transaction("send.keep_plain", partial(self._keep_plain, delivery, event_type, contents))
 
     async def _make_contents(self, delivery: Delivery, *, is_encrypted: bool) -> list[dict[str, Any]]:
         """Return the contents of a reply or notice: as many messages as its size asks for, and a file where five are not enough (OUT-4)."""
@@ -179,27 +179,30 @@ class Sender:
             DELIVERY_KEY: f"{delivery.id}/{part}",
         }
 
-    def _keep(self, delivery: Delivery, event_type: str, contents: list[dict[str, Any]], *, is_encrypted: bool, tail: str = "") -> None:
-        for part, content in enumerate(contents):
-            self._keystore.owed.add_send(
-                Send(
-                    delivery_id=delivery.id,
-                    part=part,
-                    txn_id=f"{delivery.id}-{part}{tail}",
-                    room_id=delivery.room_id,
-                    event_type=event_type,
-                    content=content,
-                    is_encrypted=is_encrypted,
-                    device_id=self._machine.device_id,
-                    made_at_ms=self._keystore.now_ms(),
-                )
+    def _keep(self, delivery: Delivery, event_type: str, contents: list[dict[str, Any]], *, is_encrypted: bool) -> list[Send]:
+        sends = [
+            Send(
+                delivery_id=delivery.id,
+                part=part,
+                txn_id=f"{delivery.id}-{part}",
+                room_id=delivery.room_id,
+                event_type=event_type,
+                content=content,
+                is_encrypted=is_encrypted,
+                device_id=self._machine.device_id,
+                made_at_ms=self._keystore.now_ms(),
             )
+            for part, content in enumerate(contents)
+        ]
+        for send in sends:
+            self._keystore.owed.add_send(send)
+        return sends
 
-    def _keep_plain(self, delivery: Delivery, event_type: str, contents: list[dict[str, Any]]) -> None:
+    def _keep_plain(self, delivery: Delivery, event_type: str, contents: list[dict[str, Any]]) -> list[Send]:
         """Keep clear events; the flag is read in the same transaction, so that none is kept for a room that just became encrypted."""
         if self._rooms.find(delivery.room_id).is_encrypted and event_type != "m.reaction":
             raise DeliveryHeld(f"{delivery.room_id} became encrypted while an answer was made; it is made again.")
-        self._keep(delivery, event_type, contents, is_encrypted=False)
+        return self._keep(delivery, event_type, contents, is_encrypted=False)
 
     async def _learn_encryption(self, room: Room) -> None:
         """Make sure that it is known whether the room is encrypted; asked once a process for rooms that are not (E2E-5)."""
@@ -219,7 +222,9 @@ class Sender:
         if not isinstance(content.get("algorithm"), str):
             raise DeliveryHeld(f"It is not known whether {room.room_id} is encrypted, so nothing is sent there.")
         await self._keystore.transaction("room.encrypted", lambda: self._note_encryption(room.room_id, content))
-        await self._check_room(room.room_id)
+        room.is_encrypted = True
+        if not self._is_encryption_on:
+            raise DeliveryHeld(f'{room.room_id} is encrypted and matrix.encryption is "off".')
 
     def _note_encryption(self, room_id: RoomId, content: dict[str, Any] | None) -> None:
         room = self._rooms.find(room_id)
@@ -240,24 +245,20 @@ class Sender:
         if send.part in found:
             return send
         payload = {"type": send.event_type, "content": send.content}
-        await self._sharing.encrypt(send.room_id, [payload], lambda ciphertexts: self._replace(send, ciphertexts[0]))
-        sends = await self._keystore.read(lambda: self._keystore.owed.list_sends(send.delivery_id))
-        return next(fresh for fresh in sends if fresh.part == send.part)
+        return await self._sharing.encrypt(send.room_id, [payload], partial(self._replace, send))
 
-    def _replace(self, send: Send, ciphertext: dict[str, Any]) -> None:
-        self._keystore.owed.add_send(
-            Send(
-                send.delivery_id,
-                send.part,
-                f"{send.txn_id}-e",
-                send.room_id,
-                "m.room.encrypted",
-                ciphertext,
-                is_encrypted=True,
-                device_id=self._machine.device_id,
-                made_at_ms=self._keystore.now_ms(),
-            )
+    def _replace(self, send: Send, ciphertexts: list[dict[str, Any]]) -> Send:
+        fresh = dataclasses.replace(
+            send,
+            txn_id=f"{send.txn_id}-e",
+            event_type="m.room.encrypted",
+            content=ciphertexts[0],
+            is_encrypted=True,
+            device_id=self._machine.device_id,
+            made_at_ms=self._keystore.now_ms(),
         )
+        self._keystore.owed.add_send(fresh)
+        return fresh
 
     # -- tries ---------------------------------------------------------------------------------------------------------------
 

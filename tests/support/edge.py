@@ -138,8 +138,8 @@ class EdgeWorld:
         self.server.adds_to_sync({})
         position = self.server.position
 
-        async def look() -> bool:
-            text = await self.keystore.read(lambda: self.keystore.read_meta("position"))
+        def look() -> bool:
+            text = self.edge.sync.position
             return text is not None and int(text.strip("s")) >= position
 
         await eventually(look, what=lambda: f"sync position {position}")

@@ -13,7 +13,7 @@ import asyncio
 import json
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
 
 from nio.crypto import InboundGroupSession, OutboundGroupSession
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from hayate_matrix.matrix.rooms import Rooms
 
 _log = get_logger(__name__)
+T = TypeVar("T")
 
 MESSAGES_A_REQUEST = 100
 """To-device messages in one request (E2E-11): one message is about 1.2 kB, so a request stays near 120 kB."""
@@ -81,19 +82,25 @@ class RoomKeySharing:
 
     # -- encrypting ----------------------------------------------------------------------------------------------------------
 
-    async def encrypt(self, room_id: RoomId, payloads: list[dict[str, Any]], keep: Callable[[list[dict[str, Any]]], None]) -> None:
-        """Encrypt events for the room and hand the ciphertexts to `keep`, in the transaction that moves the ratchet.
+    async def encrypt(self, room_id: RoomId, payloads: list[dict[str, Any]], keep: Callable[[list[dict[str, Any]]], T]) -> T:
+        """Encrypt events for the room, hand the ciphertexts to `keep` in the transaction that moves the ratchet, and return what it gives.
 
         Args:
             room_id: an encrypted room that the bot is in.
             payloads: events as `{"type": …, "content": …}`.
             keep: writes the ciphertexts (edge's thread); after the commit they may leave.
         """
+        kept: list[T] = []
+
+        def keep_once(ciphertexts: list[dict[str, Any]]) -> None:
+            kept.append(keep(ciphertexts))
+
         for turn in range(_ROUNDS):
             is_last = turn == _ROUNDS - 1
-            if await self._keystore.transaction("send.keep", partial(self._try_encrypt, room_id, payloads, keep, force=is_last)):
-                return
+            if await self._keystore.transaction("send.keep", partial(self._try_encrypt, room_id, payloads, keep_once, force=is_last)):
+                break
             await self.share(room_id)
+        return kept[-1]
 
     def _try_encrypt(
         self, room_id: RoomId, payloads: list[dict[str, Any]], keep: Callable[[list[dict[str, Any]]], None], *, force: bool

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from hayate_matrix.matrix.machine import Machine
 
 _log = get_logger(__name__)
-_REFILL_SHARE = 0.75
-"""New one-time keys are made when fewer than this share of the full number is left on the server."""
+_REFILL_BELOW = 38
+"""New one-time keys are made when fewer than this are left on the server: three quarters of the 50 that vodozemac keeps there."""
 
 
 class KeyUploads:
@@ -33,12 +33,14 @@ class KeyUploads:
         self._machine = machine
 
     def needs(self, key_count: int | None, *, has_unused_fallback: bool | None) -> bool:
-        """Whether something must be uploaded (edge's thread); a count of 0 counts, and an unknown one does not."""
-        account = self._machine.account
-        if not account.shared or self._keystore.owed.first_upload() is not None:
-            return True
-        full = account.max_one_time_keys
-        return (key_count is not None and key_count < full * _REFILL_SHARE) or has_unused_fallback is False
+        """Whether something must be uploaded (edge's thread)."""
+        is_owed = not self._machine.account.shared or self._keystore.owed.first_upload() is not None
+        return is_owed or self.is_low(key_count, has_unused_fallback=has_unused_fallback)
+
+    @staticmethod
+    def is_low(key_count: int | None, *, has_unused_fallback: bool | None) -> bool:
+        """Whether what the server says of the device's keys asks for new ones; a count of 0 counts, and an unknown one does not."""
+        return (key_count is not None and key_count < _REFILL_BELOW) or has_unused_fallback is False
 
     async def refill(self, key_count: int | None, *, has_unused_fallback: bool | None) -> None:
         """Make what is missing, and upload it together with what an earlier start owed."""

@@ -24,7 +24,7 @@ TABLES = (
     "create unique index if not exists recent_by_event on recent (room_id, event_id)",
     """create table if not exists intake (
         major integer not null, minor integer not null, event_id text not null unique, room_id text not null, fact blob not null,
-        passes_gap integer not null default 0, is_handed integer not null default 0, primary key (major, minor)) without rowid""",
+        passes_gap integer not null default 0, primary key (major, minor)) without rowid""",
     "create table if not exists sequence (id integer primary key check (id = 1), last integer not null)",
     "insert or ignore into sequence (id, last) values (1, 0)",
     """create table if not exists gaps (
@@ -56,6 +56,7 @@ TABLES = (
         user_id text primary key, is_outdated integer not null default 1, change integer not null default 0, master text,
         self_signing text, verified_master text, failures integer not null default 0, next_query_at_ms integer not null default 0
     ) without rowid""",
+    "create index if not exists users_outdated on users (next_query_at_ms) where is_outdated = 1",
     """create table if not exists devices (
         user_id text not null, device_id text not null, ed25519 text not null, curve25519 text not null,
         is_deleted integer not null default 0, is_signed integer not null default 0, is_blacklisted integer not null default 0,

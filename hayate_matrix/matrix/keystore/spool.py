@@ -59,6 +59,8 @@ class Spool:
 
     def __init__(self, keystore: KeyStore) -> None:
         self._keystore = keystore
+        self._handed: set[tuple[int, int]] = set()
+        """Rows that are durable in the harness and on disk here until the next transaction; handing them over again changes nothing."""
 
     # -- order ---------------------------------------------------------------------------------------------------------------
 
@@ -82,13 +84,15 @@ class Spool:
     def list_ready(self, limit: int) -> list[SpooledFact]:
         """Return facts that may be handed over, in order: those of a room with an open gap wait behind it unless they pass gaps."""
         rows = self._keystore.db.execute(
-            "select major, minor, event_id, fact from intake as i where is_handed = 0 and (passes_gap = 1 or not exists "
+            "select major, minor, event_id, fact from intake as i where (passes_gap = 1 or not exists "
             "(select 1 from gaps as g where g.room_id = i.room_id and g.major < i.major and g.is_overdue = 0)) "
             "order by major, minor limit ?",
-            (limit,),
+            (limit + len(self._handed),),
         ).fetchall()
         ready: list[SpooledFact] = []
         for major, minor, event_id, sealed in rows:
+            if (major, minor) in self._handed:
+                continue
             try:
                 fact = load_fact(self._keystore.sealer.open("intake.fact", event_id, sealed))
             except (KeyError, TypeError, ValueError) as error:
@@ -97,9 +101,16 @@ class Spool:
             ready.append(SpooledFact(major, minor, fact))
         return ready
 
-    def mark_handed(self, facts: Iterable[SpooledFact]) -> None:
-        """Remove facts that are durable in the harness."""
-        self._keystore.db.executemany("delete from intake where major = ? and minor = ?", [(row.major, row.minor) for row in facts])
+    def note_handed(self, facts: Iterable[SpooledFact]) -> int:
+        """Note facts that are durable in the harness; return how many rows wait for `sweep`. Called from the loop: it adds to a set."""
+        self._handed.update((row.major, row.minor) for row in facts)
+        return len(self._handed)
+
+    def sweep(self) -> None:
+        """Remove the rows of facts that are durable in the harness (in a transaction, which is another's: this is worth no commit)."""
+        handed, self._handed = self._handed, set()
+        if handed:
+            self._keystore.db.executemany("delete from intake where major = ? and minor = ?", list(handed))
 
     def count_waiting(self) -> int:
         """Return how many facts are not handed over yet."""

@@ -83,6 +83,13 @@ class Trust:
         wanted = None if among is None else set(among)
         return [(UserId(user), int(change)) for user, change in rows if wanted is None or user in wanted]
 
+    def has_due(self) -> bool:
+        """Whether some user's devices must be asked for now."""
+        row = self._keystore.db.execute(
+            "select 1 from users where is_outdated = 1 and next_query_at_ms <= ? limit 1", (self._keystore.now_ms(),)
+        ).fetchone()
+        return row is not None
+
     def settle_query(self, user_id: str, change: int) -> None:
         """Note an answer; it settles the user only if nothing changed since it was asked for."""
         self._keystore.db.execute(

@@ -47,6 +47,7 @@ class Applier:
         if mode == "rebase":
             self._leave_missing({part.room_id for part in answer.joined})
         self.finish(answer, moment)
+        applied.has_outdated_lists = self._keystore.trust.has_due()
         return applied
 
     def apply_head(self, answer: SyncAnswer, applied: Applied) -> None:
@@ -60,10 +61,7 @@ class Applier:
             trust.mark_changed(answer.changed)
         if answer.left:
             trust.untrack(answer.left)
-        if answer.key_counts is not None:
-            applied.key_count = answer.key_counts.get("signed_curve25519", 0)
-        if answer.fallback_types is not None:
-            applied.has_unused_fallback = "signed_curve25519" in answer.fallback_types
+        note_counts(answer, applied)
         for event in answer.account_data:
             if event["type"] == "m.direct":
                 self._apply_direct(event["content"])
@@ -72,6 +70,7 @@ class Applier:
         """Move the position; the last write of a response."""
         self._keystore.write_meta("position", answer.next_batch)
         self._keystore.write_meta("synced_at_server_ms", str(moment.server_now_ms))
+        self._keystore.spool.sweep()
 
     # -- to-device -----------------------------------------------------------------------------------------------------------
 
@@ -208,3 +207,11 @@ class Applier:
                 room = self._rooms.find(room_id)
                 room.membership = "leave"
                 self._rooms.save(room)
+
+
+def note_counts(answer: SyncAnswer, applied: Applied) -> None:
+    """Note what the server says of the device's own keys; an algorithm that is missing has none left."""
+    if answer.key_counts is not None:
+        applied.key_count = answer.key_counts.get("signed_curve25519", 0)
+    if answer.fallback_types is not None:
+        applied.has_unused_fallback = "signed_curve25519" in answer.fallback_types

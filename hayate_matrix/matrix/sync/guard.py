@@ -43,6 +43,16 @@ class SyncAnswer:
     dropped: list[tuple[str, object]] = field(default_factory=list)
     """What had no usable shape: (where, the raw value)."""
 
+    def is_nothing_new(self, own_user_id: str) -> bool:
+        """Whether it tells nothing that must be kept: it is empty, or shows the bot's own messages alone."""
+        lists = (self.to_device, self.changed, self.left, self.account_data, self.invited, self.left_rooms, self.dropped)
+        return not any(lists) and all(
+            not part.state
+            and not part.is_limited
+            and all(event["sender"] == own_user_id and "state_key" not in event for event in part.timeline)
+            for part in self.joined
+        )
+
 
 def normalise(raw: dict[str, Any]) -> SyncAnswer:
     """Return the response with every section in shape.

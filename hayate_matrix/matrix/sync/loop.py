@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from hayate_matrix.errors import MatrixError
 from hayate_matrix.log import get_logger
 from hayate_matrix.matrix.http import FIRST_PAUSE_S, LAST_PAUSE_S
+from hayate_matrix.matrix.sync.apply import note_counts
 from hayate_matrix.matrix.sync.guard import SyncAnswer, normalise
 from hayate_matrix.matrix.sync.timeline import Applied, Moment
 
@@ -35,6 +36,8 @@ TIMELINE_EVENTS = 50
 """Events of a room that one answer shows; more is a gap and is filled page by page."""
 _FIRST_TIMELINE_EVENTS = 1
 """At the first sync the past is history: one event a room tells where it ends."""
+_KEPT_EVERY_S = 60.0
+"""The position is written at least this often, also where nothing else is: it tells the next start how long an outage was."""
 _REFUSED_POSITION = frozenset({"M_UNKNOWN_POS", "M_UNKNOWN", "M_INVALID_PARAM", "M_BAD_JSON"})
 
 
@@ -68,6 +71,7 @@ class SyncLoop:
         clock: Clock,
         *,
         backlog_age_ms: int,
+        own_user_id: str,
         on_applied: Callable[[Applied], Awaitable[None]],
         may_take: Callable[[], bool],
     ) -> None:
@@ -76,10 +80,14 @@ class SyncLoop:
         self._applier = applier
         self._clock = clock
         self._backlog_age_ms = backlog_age_ms
+        self._own_user_id = own_user_id
         self._on_applied = on_applied
         self._may_take = may_take
         self._is_rebasing = False
         self._outage_ms = 0
+        self._kept_at = 0.0
+        self.position: str | None = None
+        """Where the next sync goes on; what it has passed beyond the one on disk is nothing that must be kept."""
         self.last_progress_at: float | None = None
         """Monotonic seconds of the last answer that was applied, or of the start of the loop; the watchdog's measure."""
         self.last_applied_at: datetime | None = None
@@ -89,7 +97,6 @@ class SyncLoop:
     async def run(self) -> None:
         """Sync until cancelled."""
         pause_s = FIRST_PAUSE_S
-        position: str | None = None
         self.last_progress_at = self._clock.monotonic()
         while True:
             if not self._may_take():
@@ -97,11 +104,11 @@ class SyncLoop:
                 await self._clock.sleep(LONG_POLL_S)
                 continue
             try:
-                position = await self._keystore.read(lambda: self._keystore.read_meta("position"))
-                raw = await self._ask(position)
-                await self._take(raw, position)
+                if self.position is None:
+                    self.position = await self._keystore.read(lambda: self._keystore.read_meta("position"))
+                await self._take(await self._ask(self.position))
             except MatrixError as error:
-                if error.errcode in _REFUSED_POSITION and position is not None and not self._is_rebasing:
+                if error.errcode in _REFUSED_POSITION and self.position is not None and not self._is_rebasing:
                     _log.error("the sync position is refused; known rooms go on where they were", error=str(error))
                     self._is_rebasing = True
                     continue
@@ -137,17 +144,21 @@ class SyncLoop:
             "sync", "GET", "/_matrix/client/v3/sync", query=query, timeout_s=timeout_s, failing_query={"timeout": "0"}
         )
 
-    async def _take(self, raw: dict[str, Any], position: str | None) -> None:
+    async def _take(self, raw: dict[str, Any]) -> None:
         answer = normalise(raw)
-        mode: Mode = "first" if position is None else "rebase" if self._is_rebasing else "usual"
+        mode: Mode = "first" if self.position is None else "rebase" if self._is_rebasing else "usual"
         if not self._is_settled:
             self._outage_ms = await self._measure_outage()
         moment = self.find_moment()
-        try:
-            applied = await self._keystore.transaction("sync.apply", lambda: self._applier.apply(answer, mode, moment))
-        except Exception as error:  # noqa: BLE001 - whatever it is, the answer must get through or be set aside
-            _log.error("a sync answer could not be applied at once; it is applied part by part", error=f"{type(error).__name__}: {error}")
-            applied = await self._apply_in_parts(answer, mode, moment)
+        now = self._clock.monotonic()
+        if mode == "usual" and self._is_settled and now - self._kept_at < _KEPT_EVERY_S and answer.is_nothing_new(self._own_user_id):
+            # Worth no commit: a crash asks for it again and passes it over again.
+            applied = Applied()
+            note_counts(answer, applied)
+        else:
+            applied = await self._apply(answer, mode, moment)
+            self._kept_at = now
+        self.position = answer.next_batch
         self._is_rebasing = False
         self._is_settled = True
         self.last_progress_at = self._clock.monotonic()
@@ -155,6 +166,13 @@ class SyncLoop:
         if not answer.joined:
             self._outage_ms = 0
         await self._on_applied(applied)
+
+    async def _apply(self, answer: SyncAnswer, mode: Mode, moment: Moment) -> Applied:
+        try:
+            return await self._keystore.transaction("sync.apply", lambda: self._applier.apply(answer, mode, moment))
+        except Exception as error:  # noqa: BLE001 - whatever it is, the answer must get through or be set aside
+            _log.error("a sync answer could not be applied at once; it is applied part by part", error=f"{type(error).__name__}: {error}")
+            return await self._apply_in_parts(answer, mode, moment)
 
     async def _measure_outage(self) -> int:
         last = await self._keystore.read(lambda: self._keystore.read_meta("synced_at_server_ms"))

@@ -50,6 +50,8 @@ class Applied:
     new_room_keys: set[str] = field(default_factory=set)
     senders_to_query: set[str] = field(default_factory=set)
     facts: int = 0
+    has_outdated_lists: bool = False
+    """Whether device lists must be asked for."""
     has_invites: bool = False
     has_gaps: bool = False
     key_count: int | None = None
