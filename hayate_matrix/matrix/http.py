@@ -15,6 +15,8 @@ import random
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
 
@@ -233,8 +235,7 @@ class Http:
             self._session = aiohttp.ClientSession(
                 headers={"User-Agent": f"hayate-matrix/{__version__}"},
                 connector=aiohttp.TCPConnector(limit=32, enable_cleanup_closed=True),
-                trust_env=True,
-                auto_decompress=True,
+                proxy=_find_proxy(self.homeserver),
             )
         return self._session
 
@@ -246,6 +247,12 @@ class Http:
         except ValueError:
             return
         self.server_offset_s = server.timestamp() - self._clock.now().timestamp()
+
+
+def _find_proxy(homeserver: str) -> str | None:
+    """Return the proxy that the environment names for the homeserver; once, since aiohttp's own look reads netrc before each request."""
+    parts = urlsplit(homeserver)
+    return None if proxy_bypass(parts.hostname or "") else getproxies().get(parts.scheme)
 
 
 async def _read_bounded(response: aiohttp.ClientResponse) -> bytes:

@@ -158,3 +158,29 @@ async def test_servers_clock_is_known_from_its_answers(server: FabricatedHomeser
     server.answers("GET", "*/x", {}, headers={"Date": "Tue, 01 Dec 2026 10:00:00 GMT"})
     await http.request("test", "GET", "/x")
     assert abs(http.server_now_ms() - 1796119200000) < 120_000
+
+
+@pytest.mark.requirement("ACC-3")
+async def test_proxy_of_the_environment_is_used_unless_the_homeserver_is_left_out(
+    server: FabricatedHomeserver, clock: QuickClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`http_proxy` and `no_proxy` mean for the bot what they mean for other programs."""
+    monkeypatch.setenv("http_proxy", server.url)
+    monkeypatch.setenv("no_proxy", "direct.test")
+    seen: list[str] = []
+    server.handles("GET", "*", lambda request, _body: seen.append(str(request.url)))
+    through = Http("http://matrix.test", clock)
+    with pytest.raises((MatrixError, HomeserverDown)):
+        await through.request("test", "GET", "/x", retry=False)
+    await through.close()
+    assert seen
+    direct = Http("http://direct.test:1", clock)
+    monkeypatch.setattr("socket.getaddrinfo", _refuse)
+    with pytest.raises(HomeserverDown):
+        await direct.request("test", "GET", "/x", retry=False)
+    await direct.close()
+    assert len(seen) == 1
+
+
+def _refuse(*_: Any, **__: Any) -> Any:
+    raise OSError("no names here")
