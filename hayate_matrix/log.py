@@ -95,9 +95,12 @@ def configure(
         render.append(structlog.processors.JSONRenderer(ensure_ascii=False))
     else:
         render.append(structlog.dev.ConsoleRenderer(colors=out.isatty(), exception_formatter=structlog.dev.plain_traceback))
+    others = logging.getLoggerClass()
+    factory = structlog.stdlib.LoggerFactory()  # puts a class of its own in the place of the one that all libraries' loggers are made of
+    logging.setLoggerClass(others)
     structlog.configure(
         processors=[structlog.stdlib.filter_by_level, *before, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
-        logger_factory=structlog.stdlib.LoggerFactory(),
+        logger_factory=factory,
         wrapper_class=structlog.stdlib.BoundLogger,
         cache_logger_on_first_use=False,  # a module's logger made before this call obeys it too
     )

@@ -114,3 +114,18 @@ def test_what_is_no_secret_stays_readable() -> None:
     """Ids, transaction ids and ordinary words are not blotted out."""
     text = "event $abcDEF0123456789abcDEF0123456789abcDEF01234 in !31hneApxJ_1o-63DmFrpeqnkFfWppnzWso1JvH3ogLM, token ring, next try in 3 s"
     assert log.redact(text) == text
+
+
+def test_loggers_of_libraries_stay_what_the_libraries_made_them() -> None:
+    """A library that gives its loggers a class of its own has it still after ours was set up."""
+
+    class Theirs(logging.Logger):
+        pass
+
+    before = logging.getLoggerClass()
+    logging.setLoggerClass(Theirs)
+    try:
+        log.configure()
+        assert logging.getLoggerClass() is Theirs
+    finally:
+        logging.setLoggerClass(before)
