@@ -45,7 +45,8 @@ REQUEST_S = 30.0
 _START = """
 import os, runpy, signal, sys, threading
 def end_with_parent():
-    sys.stdin.buffer.read()
+    while os.read(0, 1):
+        pass
     os.kill(os.getpid(), signal.SIGTERM)
 threading.Thread(target=end_with_parent, daemon=True).start()
 sys.argv = ["synapse", "-c", sys.argv[1]]

@@ -117,8 +117,9 @@ async def test_soft_logout_is_a_login_for_the_same_device(person: MakePerson, ma
     bot.settings["matrix.password_file"] = str(password_file)
     await bot.start()
     between.fails(faults.unknown_token(soft_logout=True), path="*/sync*", times=1)
+    asked = await alice.say(room, "echo still here")  # ends the long poll; the next one is refused
     await alice.finds(lambda: between.seen("POST", "*/login"), what="a login")
-    answer = await alice.is_answered(await alice.say(room, "echo still here"))
+    answer = await alice.is_answered(asked)
     assert (answer.session_id, answer.trust) == (before.session_id, before.trust)
     alice.check_strictly(room)
 

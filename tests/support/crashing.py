@@ -155,7 +155,8 @@ def end_with_parent() -> None:
     """Die when the pipe from the test closes: a test that is killed leaves no bot behind."""
 
     def wait() -> None:
-        sys.stdin.buffer.read()
+        while os.read(0, 1):  # not through sys.stdin, whose lock would be held at the interpreter's end
+            pass
         _die()
 
     if sys.stdin is not None and stat.S_ISFIFO(os.fstat(0).st_mode):
