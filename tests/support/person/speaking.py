@@ -282,6 +282,14 @@ class Person(Syncing):
             elif one.type == "m.room.message":
                 assert one.room_id not in self._encrypted, f"{one.event_id} is in clear in an encrypted room"
 
+    def check_strictly_but_for(self, user_id: str) -> None:
+        """Like `check_strictly`, but what `user_id` sent may be anything."""
+        kept = [one for one in self.unread if one.raw["sender"] != user_id]
+        assert not kept, f"undecryptable: {[(one.event_id, one.why) for one in kept[:5]]}"
+        for one in self.read:
+            if one.sender not in (user_id, self.user_id) and one.is_encrypted:
+                assert one.is_trusted, f"{one.event_id} came from a device that is {one.trust}"
+
     @property
     def _encrypted(self) -> set[str]:
         return {room for room, info in self._states.encryption.items() if info is not None}
