@@ -1,0 +1,40 @@
+"""What the bench prints: ours beside the peer's, with the bar and whether it is met."""
+
+from __future__ import annotations
+
+import time
+
+
+class Report:
+    """Collects lines and prints them as they come, and all of them at the end."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self._started = time.monotonic()
+
+    def say(self, line: str) -> None:
+        """Print what is being done."""
+        print(f"[{time.monotonic() - self._started:6.1f} s] {line}", flush=True)
+
+    def compare(self, name: str, what: str, ours: float, peer: float, unit: str, *, bar: float) -> None:
+        """Report a figure beside the peer's; the bar is a ratio."""
+        ratio = ours / peer if peer else float("inf")
+        verdict = "met" if ratio <= bar else "NOT met"
+        self._add(f"{name}  {what}: ours {ours:,.1f} {unit}, bare nio {peer:,.1f} {unit}, ratio {ratio:.2f} (bar {bar:g}: {verdict})")
+
+    def alone(self, name: str, what: str, ours: float, unit: str, *, bar: float, at_least: bool = False) -> None:
+        """Report a figure against a bar of its own."""
+        met = ours >= bar if at_least else ours <= bar
+        self._add(f"{name}  {what}: {ours:,.1f} {unit} (bar {'≥' if at_least else '≤'} {bar:g}: {'met' if met else 'NOT met'})")
+
+    def note(self, name: str, text: str) -> None:
+        """Report something without a bar."""
+        self._add(f"{name}  {text}")
+
+    def _add(self, line: str) -> None:
+        self.lines.append(line)
+        self.say(line)
+
+    def finish(self) -> None:
+        """Print all figures together."""
+        print("\n" + "\n".join(self.lines), flush=True)
