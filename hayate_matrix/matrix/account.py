@@ -30,10 +30,11 @@ if TYPE_CHECKING:
 FILE_NAME = "credentials.json"
 _OPEN_TO_OTHERS = stat.S_IRWXG | stat.S_IRWXO
 _LOGIN_AGAIN = "Run `hayate-matrix login` to log the bot in again."
-_NEW_DEVICE = (
-    "To go on as a new device, stop the bot, move matrix.db and secrets/credentials.json out of the home, and run `hayate-matrix login`: "
-    "messages that were encrypted for the old device alone stay unreadable."
+LOGGED_OUT = (
+    "Stop the bot and run `hayate-matrix login`: it logs the same device in again, whose keys and identity are here. What was sent to it "
+    "in between may stay unreadable."
 )
+_OTHER_DEVICE = "Another device needs another home and an account that has no identity yet: --home DIR"
 
 _log = log.get_logger(__name__)
 
@@ -71,7 +72,9 @@ def load_credentials(secrets_dir: Path) -> Credentials | None:
         credentials = Credentials(**{field.name: str(fields[field.name]) for field in dataclasses.fields(Credentials)})  # type: ignore[arg-type]
     except (ValueError, TypeError, KeyError):
         problem = f"The credentials {path} are not what `hayate-matrix login` writes."
-        raise AccountError(problem, remedy="Put the file back, or move it away and log in as a new device.") from None
+        raise AccountError(
+            problem, remedy="Put the file back, or move it away and log in with a token of the same device (--token)."
+        ) from None
     log.hide(credentials.access_token)
     return credentials
 
@@ -147,7 +150,7 @@ async def log_in_with_password(
     credentials = _read_answer(http, answer, answer.get("access_token"))
     if device_id is not None and credentials.device_id != device_id:
         problem = f"The homeserver logged in the device {credentials.device_id} where {device_id} was asked for."
-        raise AccountError(problem, remedy=_NEW_DEVICE)
+        raise AccountError(problem, remedy=_OTHER_DEVICE)
     save_credentials(secrets_dir, credentials)
     http.access_token = credentials.access_token
     return credentials
@@ -172,7 +175,7 @@ async def log_in_with_token(http: Http, secrets_dir: Path, access_token: str, *,
         problem = (
             f"The token is for {credentials.user_id}, device {credentials.device_id}; the home is {expected.user_id}, {expected.device_id}."
         )
-        raise AccountError(problem, remedy=f"Use a token of that device. {_NEW_DEVICE}")
+        raise AccountError(problem, remedy=f"Use a token of that device. {_OTHER_DEVICE}")
     save_credentials(secrets_dir, credentials)
     return credentials
 
@@ -204,7 +207,7 @@ class Account:
         for name, stored in (("user_id", self.credentials.user_id), ("device_id", self.credentials.device_id)):
             if answer.get(name) != stored:
                 problem = f"The access token belongs to {name} {answer.get(name)!r}, but the home belongs to {stored!r}."
-                raise AccountError(problem, remedy=f"Put the right credentials back. {_NEW_DEVICE}")
+                raise AccountError(problem, remedy=f"Put the right credentials back. {_LOGIN_AGAIN}")
 
     async def recover(self, error: MatrixError) -> None:
         """Return when the bot is logged in again after `error`; anything but an unknown token is raised as it is.
@@ -221,7 +224,7 @@ class Account:
             raise error
         device = self.credentials.device_id
         if error.body.get("soft_logout") is not True:
-            raise AccountError(f"The homeserver has logged the bot's device {device} out.", remedy=_NEW_DEVICE) from error
+            raise AccountError(f"The homeserver has logged the bot's device {device} out.", remedy=LOGGED_OUT) from error
         password = self._read_password()
         if password is None:
             problem = f"The homeserver asks the device {device} to log in again, and no password is set."

@@ -221,10 +221,13 @@ class Edge:
         return Machine(self._keystore, devices=self._options.devices)
 
     async def _prepare_keys(self) -> None:
-        await self._identity.check()
+        had_uploaded = await self._keystore.read(lambda: self._machine.account.shared)
+        is_shown = await self._identity.check()
         await self._uploads.flush()
-        if await self._keystore.read(lambda: not self._machine.account.shared):
-            await self._uploads.refill(None, has_unused_fallback=None)
+        # Keys that were there once are gone with a device that was logged out: the login that followed made the same device anew.
+        is_gone = had_uploaded and not is_shown
+        if is_gone or await self._keystore.read(lambda: not self._machine.account.shared):
+            await self._uploads.refill(None, has_unused_fallback=None, is_whole=True)
         await self._identity.ensure()
         self.is_cross_signed = True
 

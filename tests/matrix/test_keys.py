@@ -126,6 +126,27 @@ async def test_signature_that_the_server_lost_is_repaired(world: EdgeWorld, serv
     assert len(server.device_keys[user][device]["signatures"][user]) == 2
 
 
+@pytest.mark.requirement("ACC-1", "E2E-1")
+async def test_device_that_was_logged_out_is_the_same_after_the_next_login(
+    world: EdgeWorld, server: FabricatedHomeserver, room: FabricatedRoom, alice: FabricatedUser
+) -> None:
+    """A server forgets the keys of a device that it logs out: the next start shows the same ones again, signed, with new one-time keys."""
+    await world.open()
+    await world.synced()
+    name = user, device = world.login.user_id, world.login.device_id
+    before = server.device_keys[user][device]
+    await world.close()
+    del server.device_keys[user][device]
+    gone = dict(server.one_time_keys.pop(name)), dict(server.fallback_keys.pop(name))
+    await world.open()
+    assert server.device_keys[user][device] == before
+    assert len(server.one_time_keys[name]) == 50
+    assert not set(server.one_time_keys[name]) & set(gone[0])
+    assert not set(server.fallback_keys[name]) & set(gone[1])
+    room.says(alice, "opens with a new key")
+    await world.hears("opens with a new key")
+
+
 @pytest.mark.requirement("E2E-1")
 async def test_signature_upload_that_fails_inside_a_success_stops_the_start(world: EdgeWorld, server: FabricatedHomeserver) -> None:
     """200 with `failures` is no success: the server's copy is what counts."""

@@ -26,9 +26,7 @@ if TYPE_CHECKING:
 _log = get_logger(__name__)
 _SECRET = "cross_signing"  # noqa: S105 - the name of a row
 _USAGES = ("master", "self_signing", "user_signing")
-_REPLACED = (
-    "Log in to a fresh account, or, where nobody uses the account in a client any more, reset its identity there and use a new HAYATE_HOME."
-)
+_REPLACED = "Log in to an account that nobody has used in a client, in a new home: --home DIR"
 
 
 class OwnIdentity:
@@ -40,13 +38,15 @@ class OwnIdentity:
         self._machine = machine
         self._password = password
 
-    async def check(self) -> None:
-        """Compare the server's keys of this device with those here, before anything is uploaded.
+    async def check(self) -> bool:
+        """Compare the server's keys of this device with those here, before anything is uploaded; return whether it has any.
 
         Raises:
             EncryptionError: they differ; see `check_device`.
         """
-        self.check_device(await self._query())
+        shown = await self._query()
+        self.check_device(shown)
+        return self._shown_device(shown) is not None
 
     async def ensure(self) -> None:
         """Return when the server shows this device signed by the account's identity, and with the keys that are here.
@@ -91,7 +91,8 @@ class OwnIdentity:
         if keys != mine:
             problem = f"The homeserver knows other keys for device {machine.device_id} than this store has."
             raise EncryptionError(
-                problem, remedy="The store was lost or is another one: log in again with an empty HAYATE_HOME, which makes a new device."
+                problem,
+                remedy="Put this device's matrix.db back. Where it is lost, take another home and an account without an identity: --home DIR",
             )
 
     def _load(self) -> dict[str, SigningKey] | None:
@@ -140,7 +141,9 @@ class OwnIdentity:
     async def _sign_device(self, shown: dict[str, Any], seeds: dict[str, SigningKey]) -> None:
         device = self._shown_device(shown)
         if device is None:
-            raise EncryptionError("The homeserver does not show this device's keys.", remedy="Start again; if it stays, log in anew.")
+            raise EncryptionError(
+                "The homeserver does not show this device's keys.", remedy="Look into the homeserver's log, then start again."
+            )
         user_id = self._machine.user_id
         signed = seeds["self_signing"].sign({key: value for key, value in device.items() if key != "signatures"}, user_id)
         body = {user_id: {self._machine.device_id: signed}}

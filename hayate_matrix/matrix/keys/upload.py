@@ -42,9 +42,11 @@ class KeyUploads:
         """Whether what the server says of the device's keys asks for new ones; a count of 0 counts, and an unknown one does not."""
         return (key_count is not None and key_count < _REFILL_BELOW) or has_unused_fallback is False
 
-    async def refill(self, key_count: int | None, *, has_unused_fallback: bool | None) -> None:
-        """Make what is missing, and upload it together with what an earlier start owed."""
-        await self._keystore.transaction("keys.upload.make", lambda: self._make(key_count, has_unused_fallback=has_unused_fallback))
+    async def refill(self, key_count: int | None, *, has_unused_fallback: bool | None, is_whole: bool = False) -> None:
+        """Make what is missing, and upload it together with what an earlier start owed; `is_whole` where the server has nothing at all."""
+        await self._keystore.transaction(
+            "keys.upload.make", lambda: self._make(key_count, has_unused_fallback=has_unused_fallback, is_whole=is_whole)
+        )
         await self.flush()
 
     async def flush(self) -> None:
@@ -59,21 +61,21 @@ class KeyUploads:
                 _log.error("the homeserver refused the device's keys; new ones are made", error=str(error))
             await self._keystore.transaction("keys.upload.settle", partial(self._settle, upload_id))
 
-    def _make(self, key_count: int | None, *, has_unused_fallback: bool | None) -> None:
+    def _make(self, key_count: int | None, *, has_unused_fallback: bool | None, is_whole: bool) -> None:
         account, owed = self._machine.account, self._keystore.owed
         if owed.first_upload() is not None:
             return
-        is_first = not account.shared
+        is_whole = is_whole or not account.shared
         body: dict[str, Any] = {}
-        if is_first:
+        if is_whole:
             body["device_keys"] = self.make_device_keys()
-        missing = account.max_one_time_keys - (0 if is_first else key_count if key_count is not None else account.max_one_time_keys)
+        missing = account.max_one_time_keys - (0 if is_whole else key_count if key_count is not None else account.max_one_time_keys)
         if missing > 0:
             account.generate_one_time_keys(missing)
             body["one_time_keys"] = {
                 f"signed_curve25519:{key_id}": self._sign_key(key) for key_id, key in account.one_time_keys["curve25519"].items()
             }
-        if is_first or has_unused_fallback is False:
+        if is_whole or has_unused_fallback is False:
             inner = account._account  # noqa: SLF001 - nio does not hand on vodozemac's fallback keys
             inner.generate_fallback_key()
             body["fallback_keys"] = {
