@@ -1,6 +1,6 @@
 """`hayate-matrix doctor`: looks at everything that can be wrong and says what to do.
 
-Promise: it changes nothing and takes no lock, so it may be run at any time, beside a running bot too.
+Promise: it changes nothing and holds no lock, so it may be run at any time, beside a running bot too.
 How: each check gives findings; what only the running bot knows is read from the file that it writes (core/status).
 """
 
@@ -144,7 +144,7 @@ def check_store(loaded: Loaded) -> Iterator[Finding]:
         yield Finding("note", "store", f"{look.where} is not there yet; the first start makes it")
         return
     waiting = look.inbox.get("queued", 0) + look.inbox.get("running", 0)
-    yield Finding("ok", "store", f"{look.where}, schema {look.schema}, {waiting} requests waiting")
+    yield Finding("ok", "store", f"{look.where}, schema {look.schema}, {waiting} {'request' if waiting == 1 else 'requests'} waiting")
     held, uncertain = look.outbox.get("held", 0), look.outbox.get("uncertain", 0)
     text = f"{look.outbox.get('pending', 0)} owed, {held} held, {uncertain} uncertain"
     if uncertain:
@@ -154,6 +154,13 @@ def check_store(loaded: Loaded) -> Iterator[Finding]:
         yield Finding("note", "outbox", text, "Held ones go out when their room is allowed again and the bot may speak there.")
     else:
         yield Finding("ok", "outbox", text)
+
+
+def _is_owned(home: Path) -> bool:
+    from hayate_matrix.app import HOME_LOCK
+    from hayate_matrix.store.locks import is_owned
+
+    return is_owned(home / HOME_LOCK)
 
 
 def read_status(home: Path) -> status_file.Status | None:
@@ -171,15 +178,19 @@ def check_bot(home: Path, now: dt.datetime) -> Iterator[Finding]:
         yield Finding("note", "bot", "has not been run in this home yet", "Start it: hayate-matrix run")
         return
     age_s = (now - status.written_at).total_seconds()
+    is_owned = _is_owned(home)
     trouble = f"{status.trouble.code}: {status.trouble.text}" if status.trouble else ""
     synced = f"last sync {_tell_age(now, status.last_sync_at)}" if status.last_sync_at else "no sync yet"
     if status.is_stopped:
         yield Finding(
             "note", "bot", f"is not running; it stopped {_tell_age(now, status.written_at)}", trouble and f"Its last error: {trouble}"
         )
+    elif not is_owned:
+        text = f"is not running: process {status.pid} was killed; it last wrote its status {_tell_age(now, status.written_at)}"
+        yield Finding("fault", "bot", text, "Start it again, it goes on where it was: hayate-matrix run")
     elif age_s > status_file.STALE_S:
-        remedy = f"Look whether process {status.pid} runs and what it logs; else start it: hayate-matrix run"
-        yield Finding("fault", "bot", f"was killed or hangs: it last wrote its status {_tell_age(now, status.written_at)}", remedy)
+        remedy = f"See what process {status.pid} logs; if nothing moves any more, kill it and start it again: nothing is lost."
+        yield Finding("fault", "bot", f"hangs: it last wrote its status {_tell_age(now, status.written_at)}", remedy)
     elif status.failures:
         yield Finding(
             "fault", "bot", f"gets no answer from the homeserver ({status.failures} times in a row), {synced}: {trouble}", _advise(status)
@@ -225,7 +236,7 @@ def check_allowlist(loaded: Loaded) -> Iterator[Finding]:
         text += f" and {len(matrix.rooms) - _SHOWN_ITEMS} more" if len(matrix.rooms) > _SHOWN_ITEMS else ""
     text += f" ({loaded.places.get('matrix.rooms', 'default')})"
     status = read_status(loaded.home)
-    if status is not None and not status.is_stopped and status.allowlist not in {"", describe_rooms(matrix.rooms)}:
+    if status is not None and _is_owned(loaded.home) and status.allowlist not in {"", describe_rooms(matrix.rooms)}:
         remedy = f"The running bot was started with {status.allowlist}. Start it again to let the settings take effect."
         yield Finding("fault", "allowlist", text, remedy)
     else:

@@ -43,11 +43,14 @@ async def check_homeserver(loaded: Loaded) -> list[Finding]:
 
 async def _check_versions(http: Http) -> Finding:
     started = time.monotonic()
+    anonymous = http.make_anonymous()  # a token that is refused is the account's trouble, not the homeserver's
     try:
-        answer = await http.request("doctor.versions", "GET", "/_matrix/client/versions", retry=False, timeout_s=_PATIENCE_S)
+        answer = await anonymous.request("doctor.versions", "GET", "/_matrix/client/versions", retry=False, timeout_s=_PATIENCE_S)
     except HayateError as error:
         remedy = error.remedy or "See whether it runs, whether the address is right (matrix.homeserver), and what stands before it."
         return Finding("fault", "homeserver", f"{http.homeserver}: {error.problem}", remedy)
+    finally:
+        await anonymous.close()
     found = [text for text in answer.get("versions", []) if isinstance(text, str)]
     newest = max((_read_version(text) for text in found), default=(0, 0))
     text = f"{http.homeserver} answers after {(time.monotonic() - started) * 1000:.0f} ms, and speaks up to v{newest[0]}.{newest[1]}"
@@ -92,7 +95,7 @@ async def _check_device(http: Http, credentials: Credentials) -> Finding:
         return Finding("fault", "device", error.problem, error.remedy)
     keys = _dig(answer, "device_keys", user, device)
     if not keys:
-        return Finding("note", "device", "has no encryption keys on the server yet", "The first `hayate-matrix run` uploads them.")
+        return Finding("note", "device", "has no encryption keys on the server", "`hayate-matrix run` uploads them.")
     own_key = _dig(keys, "keys").get(f"ed25519:{device}")
     master, self_signing = (_find_key(_dig(answer, name, user)) for name in ("master_keys", "self_signing_keys"))
     if master is None or self_signing is None:

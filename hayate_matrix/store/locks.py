@@ -84,6 +84,18 @@ def own(path: Path, *, what: str) -> Ownership:
     return Ownership(connection)
 
 
+def is_owned(path: Path) -> bool:
+    """Whether a living process owns the lock database `path`; it is read, and never made or changed."""
+    if not path.exists():
+        return False
+    try:
+        with contextlib.closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=0)) as connection:
+            connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    except sqlite3.Error as error:
+        return (getattr(error, "sqlite_errorcode", 0) or 0) & 0xFF == sqlite3.SQLITE_BUSY
+    return False
+
+
 def _write_owner(path: Path) -> None:
     draft = path.with_name(f"{path.name}.owner.{os.getpid()}")
     with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:

@@ -8,6 +8,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from aiohttp import web
 
 from hayate_matrix.app import own_home
 from hayate_matrix.cli.doctor import Finding, check_bot
@@ -19,10 +20,10 @@ from hayate_matrix.store.database import open_database
 from hayate_matrix.store.sealing import load_key
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
-    from aiohttp import web
-
+    from hayate_matrix.store.locks import Ownership
     from tests.cli.conftest import Call
     from tests.support.fabricated import FabricatedHomeserver
 
@@ -31,12 +32,17 @@ NOW = dt.datetime(2026, 6, 1, 12, tzinfo=dt.UTC)
 
 
 @pytest.fixture
-def well(server: FabricatedHomeserver, home: Path) -> FabricatedHomeserver:
-    """A bot with which everything is well: logged in, its device signed by its identity, its store and key made."""
+def owned(home: Path) -> Iterator[Ownership]:
+    """A home with an owner, as a running bot is one."""
+    with own_home(home) as ownership:
+        yield ownership
+
+
+@pytest.fixture
+def well(server: FabricatedHomeserver, home: Path, owned: Ownership) -> FabricatedHomeserver:
+    """A bot with which everything is well: logged in, its device signed by its identity, its store and key made, and its home owned."""
     server.user(BOT)
     login = server.login(BOT, "DEVICE0")
-    with own_home(home):
-        pass
     credentials = Credentials(homeserver=server.url, user_id=UserId(BOT), device_id=DeviceId("DEVICE0"), access_token=login.access_token)
     save_credentials(home / "secrets", credentials)
     load_key(home / "secrets")
@@ -79,11 +85,10 @@ def test_doctor_changes_nothing_and_needs_no_lock(call: Call, well: FabricatedHo
     """It runs beside the owner of the home, and what is there is as it was."""
 
     def look() -> dict[str, bytes]:
-        return {str(path): path.read_bytes() for path in sorted(home.rglob("*")) if path.is_file() and path.name != "home.lock"}
+        return {str(path): path.read_bytes() for path in sorted(home.rglob("*")) if path.is_file()}
 
     before = look()
-    with own_home(home):
-        assert call("doctor").code == 0
+    assert call("doctor").code == 0
     assert look() == before
     assert {one.method for one in well.asked} <= {"GET", "POST"}
     assert [one.path for one in well.asked if one.method == "POST"] == ["/_matrix/client/v3/keys/query"]
@@ -151,6 +156,19 @@ def test_a_token_that_is_refused_or_anothers_is_told(call: Call, well: Fabricate
     outcome = call("doctor")
     assert outcome.code == 1
     assert "OTHER" in find(outcome.out, "account")
+
+
+@pytest.mark.requirement("ACC-1", "NEW-2")
+def test_a_device_that_was_logged_out_is_no_trouble_of_the_homeserver(call: Call, well: FabricatedHomeserver) -> None:
+    """Servers refuse a dead token everywhere: what they say without one is asked without one, and the account's line says what to do."""
+
+    async def refuse(request: web.Request, _body: Any) -> Any:
+        return web.json_response({"errcode": "M_UNKNOWN_TOKEN"}, status=401) if "Authorization" in request.headers else None
+
+    well.handles("*", "*", refuse)
+    outcome = call("doctor")
+    assert find(outcome.out, "homeserver").startswith("ok")
+    assert "hayate-matrix login" in find(outcome.out, "account")
 
 
 @pytest.mark.requirement("E2E-1", "NEW-2")
@@ -275,8 +293,9 @@ def test_deliveries_that_are_held_or_uncertain_are_shown(call: Call, well: Fabri
 
 
 def bot_findings(home: Path, **more: Any) -> list[Finding]:
-    write_status(home, NOW, **more)
-    return list(check_bot(home, NOW + dt.timedelta(seconds=2)))
+    with own_home(home):
+        write_status(home, NOW, **more)
+        return list(check_bot(home, NOW + dt.timedelta(seconds=2)))
 
 
 @pytest.mark.requirement("ACC-2", "NEW-2")
@@ -289,7 +308,7 @@ def bot_findings(home: Path, **more: Any) -> list[Finding]:
         ({"last_sync_at": None}, "ok", "no sync yet"),
         ({"last_sync_at": None, "started_at": NOW - dt.timedelta(minutes=5)}, "fault", "no sync yet"),
         ({"last_sync_at": NOW - dt.timedelta(seconds=95)}, "fault", "last sync 97 s ago"),
-        ({"written_at": NOW - dt.timedelta(minutes=5)}, "fault", "was killed or hangs"),
+        ({"written_at": NOW - dt.timedelta(minutes=5)}, "fault", "hangs: it last wrote its status 5 min ago"),
         (
             {"failures": 3, "trouble": Trouble(code="homeserver-down", text="sync was answered with status 502", at=NOW)},
             "fault",
@@ -299,18 +318,28 @@ def bot_findings(home: Path, **more: Any) -> list[Finding]:
     ],
 )
 def test_the_state_of_the_bot_is_told_from_what_it_last_wrote(home: Path, more: dict[str, Any], level: str, told: str) -> None:
-    """Running, stopped, killed, starting, overdue and in trouble are told apart."""
-    home.mkdir()
+    """Running, stopped, hanging, starting, overdue and in trouble are told apart."""
     first = bot_findings(home, **more)[0]
     assert (first.what, first.level) == ("bot", level)
     assert told in first.text
     assert first.remedy or level == "ok" or more.get("is_stopped")
 
 
+@pytest.mark.requirement("NEW-2", "STO-6")
+def test_a_bot_that_was_killed_is_told_at_once(call: Call, well: FabricatedHomeserver, owned: Ownership) -> None:
+    """What it last wrote is fresh and says that it runs; that nobody owns the home any more says that it doesn't."""
+    assert find(call("doctor").out, "bot").startswith("ok     bot          runs as process")
+    owned.release()  # as the kernel does for a process that is killed
+    outcome = call("doctor", "--rooms", "")
+    assert outcome.code == 1
+    assert "process 4242 was killed" in find(outcome.out, "bot")
+    assert "hayate-matrix run" in find(outcome.out, "bot")
+    assert find(outcome.out, "allowlist").startswith("note")
+
+
 @pytest.mark.requirement("E2E-6", "E2E-4")
 def test_devices_without_keys_and_unreadable_messages_are_counted(home: Path) -> None:
     """What the running bot counted is shown with what people can do."""
-    home.mkdir()
     found = {
         finding.what: finding
         for finding in bot_findings(

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from hayate_matrix.errors import HomeBusyError
-from hayate_matrix.store.locks import own
+from hayate_matrix.store.locks import is_owned, own
 
 ROOT = Path(__file__).parents[2]
 RACER = """
@@ -111,3 +111,25 @@ def test_a_lock_file_that_is_none_is_named(tmp_path: Path) -> None:
     path.write_bytes(b"no database at all" * 100)
     with pytest.raises(Exception, match="no lock database"):
         own(path, what="the home")
+
+
+@pytest.mark.requirement("STO-6")
+def test_whether_a_home_is_owned_can_be_looked_at_without_touching_it(tmp_path: Path) -> None:
+    """Another process's ownership is seen, ends with a kill, and survives the look; where there is no lock none is made."""
+    path = tmp_path / "home.lock"
+    assert not is_owned(path)
+    assert not path.exists()
+    racer = start_racer(path)
+    assert hear(racer) == "ready"
+    say(racer)
+    assert hear(racer) == "owner"
+    assert is_owned(path)
+    with pytest.raises(HomeBusyError):
+        own(path, what="the home")
+    racer.kill()
+    racer.communicate()
+    assert not is_owned(path)
+    with own(path, what="the home"):
+        assert is_owned(path)
+        assert is_owned(path)
+    assert not is_owned(path)

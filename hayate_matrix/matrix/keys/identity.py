@@ -92,7 +92,7 @@ class OwnIdentity:
             problem = f"The homeserver knows other keys for device {machine.device_id} than this store has."
             raise EncryptionError(
                 problem,
-                remedy="Put this device's matrix.db back. Where it is lost, take another home and an account without an identity: --home DIR",
+                remedy="Put this device's matrix.db back. Where it is lost, take a new home and an account without an identity: --home DIR",
             )
 
     def _load(self) -> dict[str, SigningKey] | None:
