@@ -6,11 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from hayate_matrix.core.facts import Membership
+from tests.support.edge import BOT
 from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
     from tests.support.edge import EdgeWorld
-    from tests.support.fabricated import FabricatedHomeserver
+    from tests.support.fabricated import FabricatedHomeserver, FabricatedRoom
     from tests.support.fabricated.devices import FabricatedUser
 
 
@@ -51,6 +53,33 @@ async def test_invite_is_taken_or_rejected_by_the_settings(
     await eventually(lambda: _asked(server, "join") + _asked(server, "leave"))
     await world.synced()
     assert (len(_asked(server, "join")), len(_asked(server, "leave"))) == ((1, 0) if is_joined else (0, 1))
+
+
+@pytest.mark.requirement("ROOM-10", "E2E-6")
+@pytest.mark.parametrize("is_down", [False, True], ids=["while it looks", "while it is down"])
+async def test_room_that_was_left_and_entered_again_is_read_by_whoever_is_in_it(
+    world: EdgeWorld, server: FabricatedHomeserver, alice: FabricatedUser, room: FabricatedRoom, *, is_down: bool
+) -> None:
+    """After a kick and a new invite the bot knows who is in the room: its work ended in between, and its answer can be read."""
+    await world.open()
+    await world.synced()
+    room.says(alice, "before")
+    await world.hears("before")
+    await (world.close() if is_down else world.synced())
+    room.member(BOT, "leave", sender=alice.user_id)
+    if not is_down:
+        await world.synced()
+    room.member(BOT, "invite", sender=alice.user_id)
+    if is_down:
+        await world.open()
+    await eventually(lambda: BOT in room.members)
+    room.says(alice, "again")
+    await world.hears("before", "again")
+    stays = [fact.membership for fact in world.heard.facts if isinstance(fact, Membership)]
+    assert stays == ["leave", "join"]
+    await world.edge.gateway.deliver(world.delivery(room.room_id, "welcome back"))
+    alice.device.reads_to_device()
+    assert alice.device.reads(server.sent[-1]["content"])["content"]["body"] == "welcome back"
 
 
 @pytest.mark.requirement("ROOM-2", "ROOM-5")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal
 
+from hayate_matrix.core.facts import Membership
 from hayate_matrix.core.ids import EventId, UserId
 from hayate_matrix.matrix.machine import Machine, Unreadable
 from hayate_matrix.matrix.sync.timeline import Applied, Moment, Timeline
@@ -45,7 +46,7 @@ class Applier:
         for room_id, state in answer.invited:
             self.apply_invite(room_id, state, applied)
         if mode == "rebase":
-            self._leave_missing({part.room_id for part in answer.joined})
+            self._leave_missing({part.room_id for part in answer.joined}, applied)
         self.finish(answer, moment)
         applied.has_outdated_lists = self._keystore.trust.has_due()
         return applied
@@ -126,26 +127,24 @@ class Applier:
         if border is not None:
             room.joined_event = border
         spool = self._keystore.spool
-        fresh = [event for event in part.timeline if not spool.is_known(room.room_id, event["event_id"])]
+        known = {event["event_id"] for event in part.timeline if spool.is_known(room.room_id, event["event_id"])}
         self._rooms.save(room)
         is_history = mode == "first"
-        if not is_history and part.is_limited and len(fresh) == len(part.timeline):
+        if not is_history and part.is_limited and not known:
             is_join_shown = any(event["event_id"] == room.joined_event for event in part.timeline)
             if part.prev_batch is not None and not is_join_shown and self._rooms.decide(room):
                 spool.open_gap(room.room_id, part.prev_batch, room.joined_event)
                 applied.has_gaps = True
-        if is_new and not is_history:
-            fresh_ids = [event["event_id"] for event in fresh]
-            skip = fresh_ids.index(border) if border in fresh_ids else 0
-            for event in fresh[:skip]:
-                self._timeline.apply_state(room, event)
-            self._timeline.apply(room, fresh[skip:], moment, applied, position=position)
-        elif is_history:
-            for event in fresh:
-                self._timeline.apply_state(room, event)
+        begins = len(part.timeline) if is_history else self._find_begin(part, border)
+        if is_new or is_history:
+            # State alone; of events that are known too: the projection of a room that was left and entered again begins anew.
+            for number, event in enumerate(part.timeline):
+                if number < begins or event["event_id"] in known:
+                    self._timeline.apply_state(room, event)
             self._rooms.save(room)
-        else:
-            self._timeline.apply(room, fresh, moment, applied, position=position)
+        live = [event for event in part.timeline[begins:] if event["event_id"] not in known]
+        if not is_history:
+            self._timeline.apply(room, live, moment, applied, position=position)
         spool.remember(room.room_id, [event["event_id"] for event in part.timeline])
 
     def apply_left(self, part: JoinedRoom, mode: Mode, applied: Applied) -> None:
@@ -159,16 +158,13 @@ class Applier:
                 self._timeline.add(room, event, applied, provenance="live", is_encrypted=False)
         own = self._keystore.rooms.read_membership(part.room_id, self._own)
         room.membership = own if own in ("leave", "ban") else "leave"
-        room.members_known = False
-        self._keystore.spool.drop_room(part.room_id)
-        self._keystore.owed.mark_stale(part.room_id)
-        self._rooms.save(room)
+        self._drop(room)
 
     def apply_invite(self, room_id: str, state: list[dict[str, Any]], applied: Applied) -> None:
         """Note an invite; whether it is taken is decided afterwards, also for those that a start finds."""
         room = self._rooms.find(room_id)
         if room.membership == "join":
-            return
+            self._end_stay(room, applied)
         room.membership = "invite"
         room.join_failures, room.next_join_at_ms = 0, 0
         for event in state:
@@ -193,6 +189,11 @@ class Applier:
             self._keystore.rooms.replace_members(room.room_id, [])
         room.members_known = is_whole
 
+    @staticmethod
+    def _find_begin(part: JoinedRoom, border: EventId | None) -> int:
+        """Return the place in the timeline of the bot's own join, before which all is history; 0 where it is not shown."""
+        return next((number for number, event in enumerate(part.timeline) if event["event_id"] == border), 0)
+
     def _find_join(self, part: JoinedRoom) -> EventId | None:
         own = [
             event["event_id"]
@@ -201,12 +202,34 @@ class Applier:
         ]
         return EventId(own[-1]) if own else None
 
-    def _leave_missing(self, joined: set[str]) -> None:
+    def _leave_missing(self, joined: set[str], applied: Applied) -> None:
         for room_id in self._keystore.rooms.list_ids("join"):
             if room_id not in joined:
                 room = self._rooms.find(room_id)
+                self._end_stay(room, applied)
                 room.membership = "leave"
                 self._rooms.save(room)
+
+    def _end_stay(self, room: Room, applied: Applied) -> None:
+        """Note that the bot is no longer in a room, where the homeserver shows no event that says so: a new invite, or nothing at all."""
+        fact = Membership(
+            event_id=EventId(f"left:{room.room_id}:{room.joined_event}"),
+            room_id=room.room_id,
+            sender=self._own,
+            sent_at_ms=self._keystore.now_ms(),
+            user=self._own,
+            membership="leave",
+            is_own=True,
+        )
+        if self._keystore.spool.add_fact(fact, passes_gap=True):
+            applied.facts += 1
+        self._drop(room)
+
+    def _drop(self, room: Room) -> None:
+        room.members_known = False
+        self._keystore.spool.drop_room(room.room_id)
+        self._keystore.owed.mark_stale(room.room_id)
+        self._rooms.save(room)
 
 
 def note_counts(answer: SyncAnswer, applied: Applied) -> None:
