@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hayate_matrix import log
 from hayate_matrix.cli.options import Config, Home, Set, read_settings
 from hayate_matrix.errors import AccountError, SettingsError
 from hayate_matrix.settings.sources import read_secret
@@ -41,13 +42,15 @@ def login(
 
         hayate-matrix login --homeserver https://matrix.example.org --user @bot:example.org
 
-        hayate-matrix login --token-file /run/secrets/token --set matrix.homeserver=https://matrix.example.org
+        hayate-matrix login --token-file /run/secrets/token --homeserver https://matrix.example.org
     """
     given = {"matrix.user": (user, "--user"), "matrix.homeserver": (homeserver, "--homeserver")}
     more = {name: (text, option) for name, (text, option) in given.items() if text is not None}
     if password_file is not None:
         more["matrix.password_file"] = (str(password_file.absolute()), "--password-file")
     loaded = read_settings(home, config, sets, more=more)
+    if loaded.settings.log.level != "debug":
+        log.configure("error")  # what goes wrong ends the command, and is told once
     credentials = asyncio.run(_log_in(loaded, is_token=token, token_file=token_file))
     print(f"Logged in as {credentials.user_id}, device {credentials.device_id}. Next: hayate-matrix run")
 

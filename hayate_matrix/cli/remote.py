@@ -48,7 +48,8 @@ async def _check_versions(http: Http) -> Finding:
         answer = await anonymous.request("doctor.versions", "GET", "/_matrix/client/versions", retry=False, timeout_s=_PATIENCE_S)
     except HayateError as error:
         remedy = error.remedy or "See whether it runs, whether the address is right (matrix.homeserver), and what stands before it."
-        return Finding("fault", "homeserver", f"{http.homeserver}: {error.problem}", remedy)
+        named = "" if http.homeserver in error.problem else f"{http.homeserver}: "
+        return Finding("fault", "homeserver", named + error.problem, remedy)
     finally:
         await anonymous.close()
     found = [text for text in answer.get("versions", []) if isinstance(text, str)]

@@ -227,6 +227,9 @@ class Http:
         except aiohttp.ClientConnectorCertificateError as error:
             text = f"The certificate of {self.homeserver} was refused: {error.certificate_error}."
             raise HomeserverDown(text, remedy="Check the certificate, or the address in matrix.homeserver.") from error
+        except aiohttp.ClientConnectorError as error:
+            text = f"{self.homeserver} can't be reached: {error.os_error.strerror or error.os_error}."
+            raise HomeserverDown(text, remedy="See whether it runs, and whether its address is right.") from error
         except (aiohttp.ClientError, OSError) as error:
             raise HomeserverDown(f"The connection for {label} failed: {type(error).__name__}: {error}.") from error
 

@@ -143,7 +143,9 @@ def test_a_homeserver_that_hangs_or_is_gone_is_told(
     path = home / "secrets" / "credentials.json"
     kept = json.loads(path.read_text())
     path.write_text(json.dumps({**kept, "homeserver": "http://127.0.0.1:1"}))
-    assert "failed" in find(call("doctor").out, "homeserver")
+    text = find(call("doctor").out, "homeserver")
+    assert "http://127.0.0.1:1 can't be reached: " in text
+    assert "its address is right" in text
 
 
 @pytest.mark.requirement("ACC-1", "NEW-2")

@@ -132,3 +132,14 @@ def test_what_a_login_lacks_is_named(call: Call, server: FabricatedHomeserver, m
     outcome = call("login", *options)
     assert outcome.code == 78
     assert f"matrix.{missing} is unset. Say --{missing}" in outcome.err
+
+
+@pytest.mark.requirement("NEW-2")
+def test_a_homeserver_that_is_not_there_is_told_in_one_line(call: Call, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The address, the reason and what to look at; nothing is kept, and no next try is announced where none follows."""
+    monkeypatch.setenv("HAYATE_MATRIX__PASSWORD", "a password")
+    outcome = call("login", "--homeserver", "http://127.0.0.1:1", "--user", "@bot:fab.test")
+    assert outcome.code == 69
+    assert outcome.err.startswith("hayate-matrix: http://127.0.0.1:1 can't be reached: ")
+    assert len(outcome.err.splitlines()) == 1
+    assert not (home / "secrets" / "credentials.json").exists()
