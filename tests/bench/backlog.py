@@ -34,13 +34,12 @@ async def measure(folder: Path, report: Report) -> None:
             bot.start_ours(**settings)
             await bot.is_ready()
             first = [room.says(alice, "echo first")["event_id"] for room in rooms]
-            await eventually(lambda: _count_answers(server).keys() >= set(first), timeout_s=60, what=lambda: bot.read_log())
+            await eventually(lambda: _count_answers(server).keys() >= set(first), timeout_s=60, what=bot.read_log)
             bot.end()
             asked = {rooms[n % ROOMS].says(alice, f"echo {n}")["event_id"] for n in range(MESSAGES)}
             report.say(f"  {MESSAGES} messages came while the bot was down; starting it")
             bot.start_ours(**settings)
-            began = time.monotonic()
-            await eventually(lambda: server.position and bot.log.read_text().count("ready"), timeout_s=60)
+            await bot.is_ready()
             began = time.monotonic()
             rows = await _wait_for_rows(bot, report, MESSAGES + ROOMS)
             seconds = time.monotonic() - began
@@ -54,7 +53,9 @@ async def measure(folder: Path, report: Report) -> None:
             lost = len(asked - answers.keys())
             twice = sum(count > 1 for count in answers.values())
             total = time.monotonic() - began
-            report.note("PERF-4", f"lost {lost}, answered twice {twice}; all answered after {total:.1f} s ({MESSAGES / total:.0f} answers/s)")
+            report.note(
+                "PERF-4", f"lost {lost}, answered twice {twice}; all answered after {total:.1f} s ({MESSAGES / total:.0f} answers/s)"
+            )
             report.alone("PERF-4", "lost or answered twice", lost + twice, "", bar=0.0)
             report.note("PERF-4", f"loop blocked at most: {bot.longest_block_s() * 1000:,.0f} ms")
         finally:

@@ -2,8 +2,8 @@
 
     python -m tests.bench.bare_echo NOTES URL USER_ID DEVICE_ID TOKEN STORE_FOLDER fresh|again
 
-It does what the bot does for one message (decrypt, answer as a reply) and nothing that keeps it alive after a fault. `again` is a start with a
-stored position: nio needs the full state then, or it knows no rooms.
+It does what the bot does for one message (decrypt, answer as a reply) and nothing that keeps it alive after a fault. `again` is a start with
+a stored position: nio needs the full state then, or it knows no rooms.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tests.support.crashing import end_with_parent
 from tests.support.identity import cross_sign
 
 
-async def main(notes: str, url: str, user_id: str, device_id: str, token: str, folder: str, mode: str) -> None:  # noqa: PLR0913
+async def main(notes: str, url: str, user_id: str, device_id: str, token: str, folder: str, mode: str) -> None:
     """Sync for ever and echo."""
     watching = asyncio.create_task(watch_loop(notes))
     logging.disable(logging.ERROR)

@@ -62,4 +62,5 @@ if __name__ == "__main__":
     measure(sys.argv[1])
     from hayate_matrix.cli.main import main
 
+    append(sys.argv[1], kind="imported", at=time.monotonic())
     main(sys.argv[2:])

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import statistics
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
 from hayate_matrix.demo.homeserver import Homeserver
 from tests.bench import watching
 from tests.bench.processes import Measured
 from tests.support.person import person
+from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -60,8 +62,7 @@ async def _exchange(alice: Person, room: str, count: int) -> list[float]:
     for number in range(count):
         before = time.monotonic()
         event = await alice.say(room, f"echo {number}")
-        while not alice.answers(event):
-            await asyncio.sleep(0.0005)
+        await eventually(partial(alice.answers, event), timeout_s=30, every_s=0.0005)
         found.append(time.monotonic() - before)
     return found
 
@@ -70,7 +71,9 @@ def _report(report: Report, ours: Measured, trips: dict[str, list[float]], cpu: 
     medians = {name: statistics.median(values) for name, values in trips.items()}
     report.compare("PERF-1", "round trip, median", medians["ours"] * 1000, medians["bare"] * 1000, "ms", bar=1.15)
     spans = watching.read(ours.notes, "span")
-    report.alone("PERF-1", "own span, sync answer to PUT, median", statistics.median(one["seconds"] for one in spans) * 1000, "ms", bar=10.0)
+    report.alone(
+        "PERF-1", "own span, sync answer to PUT, median", statistics.median(one["seconds"] for one in spans) * 1000, "ms", bar=10.0
+    )
     for name in ("edge", "harness"):
         commits = statistics.median(one[name] for one in spans)
         report.note("PERF-1", f"commits of the {name} in that span, median: {commits:g} (one fsync each)")
