@@ -2,8 +2,8 @@
 
     python -m tests.bench.bare_echo NOTES URL USER_ID DEVICE_ID TOKEN STORE_FOLDER fresh|again
 
-It does what the bot does for one message (decrypt, answer as a reply) and nothing that keeps it alive after a fault. `again` is a start with
-a stored position: nio needs the full state then, or it knows no rooms.
+It does what the bot does for one message (decrypt, answer as a reply) and nothing that keeps it alive after a fault. `again` is a start
+with a stored position: nio needs the full state then, or it knows no rooms.
 """
 
 from __future__ import annotations
