@@ -36,4 +36,6 @@ def check(home: Home = None, config: Config = None, rooms: Rooms = None, sets: S
     """
     loaded = read_settings(home, config, sets, rooms)
     count = len(loaded.places)
-    print(f"{loaded.file or 'No settings file'}: all settings can be used; {count} of {len(list(loaded.list_rows()))} are not the default.")
+    print(
+        f"{loaded.file or 'No settings file'}: all settings can be used; {count} of {len(list(loaded.list_rows()))} set, the others have their defaults."
+    )

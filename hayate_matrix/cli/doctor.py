@@ -71,7 +71,7 @@ def doctor(home: Home = None, config: Config = None, rooms: Rooms = None, sets: 
 
 def check_all(loaded: Loaded) -> Iterator[Finding]:
     """Yield what is found, in the order in which things depend on each other."""
-    yield Finding("ok", "settings", f"{loaded.file or 'no file'}; {len(loaded.places)} are not the default")
+    yield Finding("ok", "settings", f"{loaded.file or 'no file'}; {len(loaded.places)} set, the others have their defaults")
     yield from check_home(loaded.home)
     yield from check_disk(loaded)
     yield from check_key_file(loaded)

@@ -142,7 +142,12 @@ def _find_file(home: Path, option: Path | None, values: _Values) -> Path | None:
     if named:
         place = "--config" if option else CONFIG_VARIABLE
         values.faults.append(
-            Fault(name="settings file", place=place, problem=f"{path} is not there.", remedy="Correct the path, or make it.")
+            Fault(
+                name="settings file",
+                place=place,
+                problem=f"{path} {'is no file' if path.exists() else 'is not there'}.",
+                remedy="Correct the path, or make it.",
+            )
         )
     return None
 
@@ -152,7 +157,7 @@ def _read_file(path: Path, values: _Values) -> None:
         tables = TomlConfigSettingsSource(Settings, path).toml_data
         text = path.read_text()
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        values.faults.append(Fault(name="settings file", place=str(path), problem=f"it is no TOML: {error}."))
+        values.faults.append(Fault(name="settings file", place=str(path), problem=f"it is no TOML: {error}.", remedy="Correct it there."))
         return
     except OSError as error:
         values.faults.append(Fault(name="settings file", place=str(path), problem=f"it can't be read: {error.strerror}."))
@@ -229,6 +234,8 @@ def _unknown(name: str, place: str, shown: str) -> Fault:
     allowed = f"the nearest known one is {near[0]}" if near else "`hayate-matrix config show` lists all settings"
     if near and is_variable:
         allowed += f", as a variable {to_variable(near[0])}"
+    elif is_variable and (others := get_close_matches(place.upper(), sorted(_OTHER_VARIABLES), n=1, cutoff=0.8)):
+        allowed = f"the nearest known variable is {others[0]}"
     return Fault(
         name=name, place=place, problem=f"there is no setting {shown!r}.", allowed=allowed, remedy="Correct the name, or take it out."
     )

@@ -128,7 +128,7 @@ def test_config_check_lists_every_fault_and_ends_with_78(call: Call, home: Path)
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--help"], ["run", "--help"], ["login", "--help"], ["doctor", "--help"], ["config", "show", "--help"]]
+    "arguments", [["--help"], ["run", "--help"], ["login", "--help"], ["doctor", "--help"], ["config", "show", "-h"], ["-h"]]
 )
 def test_help_is_there_with_an_example(call: Call, arguments: list[str]) -> None:
     """Each command explains itself."""

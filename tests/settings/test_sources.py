@@ -179,6 +179,16 @@ def test_a_misspelt_variable_is_never_overlooked(world: World, monkeypatch: pyte
     assert "HAYATE_MATRIX__ROOMS" in text
 
 
+@pytest.mark.requirement("CFG-1")
+@pytest.mark.parametrize(("variable", "near"), [("HAYATE_HOM", "HAYATE_HOME"), ("HAYATE_CONF", "HAYATE_CONFIG")])
+def test_a_misspelt_variable_that_is_no_setting_is_told_with_the_one_that_was_meant(
+    world: World, monkeypatch: pytest.MonkeyPatch, variable: str, near: str
+) -> None:
+    """Where the home is and where the file is are looked for too."""
+    monkeypatch.setenv(variable, "/somewhere")
+    assert f"the nearest known variable is {near}\n" in world.refuse()
+
+
 @pytest.mark.requirement("CFG-2")
 @pytest.mark.parametrize("variable", ["HAYATE_MATRIX", "HAYATE_MATRIX__", "HAYATE_"])
 def test_a_variable_that_names_no_setting_is_a_fault(world: World, monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
@@ -264,6 +274,9 @@ def test_a_named_file_must_be_there_and_the_default_one_need_not(world: World, m
     assert world.load().file is None
     monkeypatch.setenv("HAYATE_CONFIG", str(tmp_path / "missing.toml"))
     assert "missing.toml is not there" in world.refuse()
+    monkeypatch.setenv("HAYATE_CONFIG", str(tmp_path))
+    assert f"{tmp_path} is no file" in world.refuse()
+    monkeypatch.setenv("HAYATE_CONFIG", str(tmp_path / "missing.toml"))
     (tmp_path / "missing.toml").write_text("[log]\nlevel = 'debug'\n")
     assert world.load().settings.log.level == "debug"
 
