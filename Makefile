@@ -2,7 +2,7 @@
 PYTHON ?= python3
 PYTEST_ARGS ?=
 BIN := .venv/bin
-PIP := $(BIN)/python -m pip install --disable-pip-version-check --no-build-isolation
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation
 LOUD := $(PYTHON) deploy/loud.py
 
 .PHONY: help setup check test bench demo audit lock hooks clean

@@ -16,6 +16,7 @@ SILENCE_S = 4.0  # nothing is silent for over five seconds (NEW-4)
 def main(what: str, command: list[str]) -> int:
     """Run `command`, pass its output on, and return its exit code."""
     started = heard = time.monotonic()
+    last = b"\n"
     over = threading.Event()
 
     def remind() -> None:
@@ -24,7 +25,8 @@ def main(what: str, command: list[str]) -> int:
             now = time.monotonic()
             if now - heard >= SILENCE_S:
                 heard = now
-                sys.stdout.write(f"... still {what} ({now - started:.0f} s)\n")
+                gap = "" if last.endswith(b"\n") else "\n"
+                sys.stdout.write(f"{gap}... still {what} ({now - started:.0f} s)\n")
                 sys.stdout.flush()
 
     sys.stdout.write(f"== {what}\n")
@@ -35,6 +37,7 @@ def main(what: str, command: list[str]) -> int:
         try:
             while output is not None and (chunk := output.read1(4096)):  # type: ignore[attr-defined]  # a pipe is a BufferedReader
                 heard = time.monotonic()
+                last = chunk
                 sys.stdout.buffer.write(chunk)
                 sys.stdout.buffer.flush()
         except KeyboardInterrupt:

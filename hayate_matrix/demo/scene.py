@@ -30,6 +30,12 @@ T = TypeVar("T")
 _PROGRAM = [sys.executable, "-m", "hayate_matrix.cli.main"]
 
 
+def _find_program() -> str:
+    """Return how the command is called that stands beside this Python."""
+    path = Path(sys.executable).with_name("hayate-matrix")
+    return os.path.relpath(path) if path.exists() else "hayate-matrix"
+
+
 def tell(line: str = "") -> None:
     """Print a line of the scene at once."""
     print(line, flush=True)
@@ -49,6 +55,7 @@ class BotProcess:
 
     def __init__(self, home: Path) -> None:
         self._home = home
+        self.log = home.parent / "bot.log"
         kept = {name: value for name, value in os.environ.items() if not name.startswith("HAYATE_")}
         self._environment = {**kept, "HAYATE_HOME": str(home)}
         self._process: subprocess.Popen[bytes] | None = None
@@ -60,7 +67,7 @@ class BotProcess:
         file.touch(mode=0o600)
         file.write_text(password)
         arguments = ["login", "--homeserver", homeserver, "--user", user_id, "--password-file", str(file)]
-        tell(f"$ hayate-matrix login --homeserver {homeserver} --user {user_id}")
+        tell(f"$ hayate-matrix login --homeserver {homeserver} --user {user_id} --password-file {file.name}")
         command = [*_PROGRAM, *arguments]
         done = await _patiently(
             "the login",
@@ -75,7 +82,7 @@ class BotProcess:
     async def start(self) -> None:
         """Run `hayate-matrix run` and return when it says that it is ready."""
         tell("$ hayate-matrix run")
-        with (self._home.parent / "bot.log").open("ab") as output:
+        with self.log.open("ab") as output:
             self._read = output.tell()
             # Blocking for the milliseconds of a fork; asyncio's own way would end the child with the loop, and the scene ends it itself.
             self._process = subprocess.Popen([*_PROGRAM, "run"], env=self._environment, stdout=output, stderr=output)  # noqa: ASYNC220
@@ -93,7 +100,7 @@ class BotProcess:
 
     def read_log(self) -> str:
         """Return the log of the present run."""
-        return (self._home.parent / "bot.log").read_bytes()[self._read :].decode(errors="replace")
+        return self.log.read_bytes()[self._read :].decode(errors="replace")
 
     def end(self, number: signal.Signals) -> None:
         """Send a signal and wait until the process is gone."""
@@ -130,6 +137,8 @@ async def play(*, once: bool) -> None:
             tell("\nThe homeserver and the bot stay up. Log in with a client of your own, or press Ctrl-C to end.")
             tell(f"  homeserver {homeserver.url}   user {hana}   password {passwords['hana']}")
             tell("  Encrypted messages are answered in Garden: write `@hayate echo hello`, or reply to one of its messages.")
+            tell(f"  To look at the bot from another terminal: {_find_program()} doctor --home {home}")
+            tell(f"  What it logs: {process.log}")
             await asyncio.Event().wait()
         finally:
             tell("Stopping ...")
@@ -141,7 +150,9 @@ async def _prepare(guest: Guest, process: BotProcess, home: Path, bot: str, pass
     tell("\nTwo encrypted rooms, the bot invited to both: Garden will be on its allowlist, Cellar will not.")
     garden = await guest.create_room("Garden", invite=bot)
     cellar = await guest.create_room("Cellar", invite=bot)
-    (home / "hayate.toml").write_text(f'[matrix]\nrooms = ["{garden}"]\n')
+    file = home / "hayate.toml"
+    file.touch(mode=0o600)
+    file.write_text(f'[matrix]\nrooms = ["{garden}"]\n')
     tell(f"  {home.name}/hayate.toml: [matrix] rooms = ['{garden}']")
     await process.log_in(url, bot, password)
     await process.start()
@@ -158,7 +169,7 @@ async def _prepare(guest: Guest, process: BotProcess, home: Path, bot: str, pass
     await process.start()
     answer = await guest.sees_answer(waiting)
     tell(f"  hayate: {answer.body}")
-    tell("\nAnd the conversation goes on:")
+    tell("\nAnd the conversation goes on; `history` is answered with the number of requests that it knows of:")
     await _ask(guest, garden, bot, "history")
 
 
