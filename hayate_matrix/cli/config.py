@@ -35,7 +35,5 @@ def check(home: Home = None, config: Config = None, rooms: Rooms = None, sets: S
         hayate-matrix config check --config /etc/hayate/hayate.toml
     """
     loaded = read_settings(home, config, sets, rooms)
-    count = len(loaded.places)
-    print(
-        f"{loaded.file or 'No settings file'}: all settings can be used; {count} of {len(list(loaded.list_rows()))} set, the others have their defaults."
-    )
+    count, total = len(loaded.places), len(list(loaded.list_rows()))
+    print(f"{loaded.file or 'No settings file'}: all settings can be used; {count} of {total} set, the others have their defaults.")
