@@ -371,6 +371,22 @@ async def test_facts_of_a_dead_process_are_handed_over_by_the_next(
     await world.hears("keep me")
 
 
+@pytest.mark.requirement("STO-3", "IN-1")
+async def test_facts_that_were_handed_over_just_before_a_kill_are_handed_over_again(
+    world: EdgeWorld, room: FabricatedRoom, alice: FabricatedUser
+) -> None:
+    """Rows go with the next write; a process that dies before it hands them over once more, which the harness knows them by."""
+    await world.open()
+    await world.synced()
+    room.says(alice, "one")
+    await world.hears("one")
+    await world.restart()
+    await eventually(lambda: world.heard.handed == 2)
+    room.says(alice, "two")
+    await world.hears("one", "two")
+    assert await world.count("intake") == 1
+
+
 @pytest.mark.requirement("ROOM-10", "IN-1")
 async def test_kick_reaches_the_harness_and_ends_work_for_the_room(
     world: EdgeWorld, server: FabricatedHomeserver, room: FabricatedRoom, alice: FabricatedUser
