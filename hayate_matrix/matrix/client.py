@@ -8,7 +8,6 @@ on rows, so that a worker that was cut off begins again where it was.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Literal
@@ -27,8 +26,9 @@ from hayate_matrix.matrix.rooms import Rooms
 from hayate_matrix.matrix.send import Sender
 from hayate_matrix.matrix.sync.apply import Applier
 from hayate_matrix.matrix.sync.gaps import GapFiller
-from hayate_matrix.matrix.sync.loop import LONG_POLL_S, SyncLoop
+from hayate_matrix.matrix.sync.loop import SyncLoop
 from hayate_matrix.matrix.sync.timeline import Applied, Timeline
+from hayate_matrix.matrix.sync.watchdog import watch_sync
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -47,8 +47,6 @@ _HANDED_AT_ONCE = 500
 """Facts handed to the harness in one step: one commit there, one here."""
 _CHORES_S = 60.0
 """Pause between rounds of what nobody waits for: debts of room keys, overdue gaps, joins to be retried."""
-WATCHDOG_S = 3 * LONG_POLL_S
-"""Without an applied sync for three long polls the loop is taken for dead and started again (ACC-2)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +85,8 @@ class Edge:
         self._new_room_keys: set[str] = set()
         self._senders: set[str] = set()
         self._fault: asyncio.Future[None] | None = None
+        self.on_reopened: Callable[[RoomId], Awaitable[None]] | None = None
+        """Told of a room where something is held and that looks open again."""
         self.is_cross_signed: bool | None = None
         self.display_names: tuple[str, ...] = ()
         """What people call the bot, as its profile says; from the last run until the homeserver has answered."""
@@ -176,7 +176,7 @@ class Edge:
             ("gaps", self._fill_gaps),
             ("invites", self._tend_memberships),
             ("chores", self._do_chores),
-            ("sync", self._watch_sync),
+            ("sync", lambda: watch_sync(self.sync, self._http, self._clock)),
         )
         self._tasks = [asyncio.create_task(self._guard(name, work), name=f"edge.{name}") for name, work in workers]
 
@@ -304,6 +304,7 @@ class Edge:
             self._has_gaps.set()
         if applied.has_invites:
             self._has_invites.set()
+        await self._release_held()
 
     async def _hand_facts(self, sink: FactSink) -> None:
         while True:
@@ -370,33 +371,17 @@ class Edge:
             if self._options.is_encryption_on:
                 await self._sharing.settle_debts()
             await self._keystore.transaction("edge.chores", self._clean_up)
+            await self._release_held()
 
     def _clean_up(self) -> None:
         self._sender.drop_settled()
         self._keystore.spool.sweep()
 
-    async def _watch_sync(self) -> None:
-        """Run the receive loop, and start it again where it got stuck (ACC-2)."""
-        while True:
-            loop = asyncio.create_task(self.sync.run(), name="edge.sync.loop")
-            try:
-                while not self._is_stuck():
-                    look = asyncio.create_task(self._clock.sleep(LONG_POLL_S))
-                    await asyncio.wait({loop, look}, return_when=asyncio.FIRST_COMPLETED)
-                    look.cancel()
-                    if loop.done():
-                        loop.result()
-                _log.error("no sync was applied for three long polls; the loop is started again")
-            finally:
-                loop.cancel()
-                with contextlib.suppress(asyncio.CancelledError, Exception):
-                    await loop
-            self.sync.last_progress_at = None
-
-    def _is_stuck(self) -> bool:
-        at = self.sync.last_progress_at
-        # A homeserver that fails is waited for, and that is progress; a loop that neither asks nor applies is stuck.
-        return not self._http.is_failing and at is not None and self._clock.monotonic() - at > WATCHDOG_S
+    async def _release_held(self) -> None:
+        """Let the harness try again what was held for rooms that look open: unmuted, allowed or joined again."""
+        if self.on_reopened is not None:
+            for room_id in await self._sender.take_reopened():
+                await self.on_reopened(room_id)
 
     def _count(self) -> dict[str, int]:
         spool = self._keystore.spool

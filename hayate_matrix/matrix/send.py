@@ -20,7 +20,7 @@ from nio.crypto.attachments import encrypt_attachment
 
 from hayate_matrix.core.deliveries import Delivery, Sent
 from hayate_matrix.core.ids import EventId, RoomId
-from hayate_matrix.errors import DeliveryHeld, DeliveryRefused, DeliveryUncertain, HayateError, MatrixError
+from hayate_matrix.errors import DeliveryHeld, DeliveryRefused, DeliveryUncertain, HayateError, MatrixError, WaitError
 from hayate_matrix.log import get_logger
 from hayate_matrix.matrix.facts import DELIVERY_KEY
 from hayate_matrix.matrix.keystore.owed import Send
@@ -44,6 +44,8 @@ _FORGOTTEN_MS = 7 * 24 * 3600 * 1000
 _SEARCH_PAGES = 50
 _SEARCH_PAGE = 100
 _TYPING_MS = 30_000
+_HELD_PAUSE_S = 60.0
+"""Between two tries of what a homeserver refuses for a reason that the room's state does not show."""
 
 
 class Sender:
@@ -61,6 +63,8 @@ class Sender:
         self._locks: defaultdict[RoomId, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._confirmed_plain: set[RoomId] = set()
         self._allowed: dict[RoomId, bool] = {}
+        self._held: dict[RoomId, float] = {}
+        """Rooms where a delivery was held, and when it is tried again at the earliest (monotonic seconds)."""
         self._settled: list[str] = []
         self._settled_before: list[str] = []
 
@@ -69,16 +73,37 @@ class Sender:
     async def deliver(self, delivery: Delivery) -> Sent:
         """Bring the delivery to its room, once; see `Gateway.deliver`."""
         async with self._locks[delivery.room_id]:
-            problem, room, sends = await self._keystore.read(partial(self._look, delivery))
-            if problem:
-                raise DeliveryHeld(f"Nothing is sent to {delivery.room_id}: {problem}.")
-            found = await self._search(delivery) if self._must_search(delivery, sends) else {}
-            if found and not sends:
-                return Sent(event_ids=tuple(found[part] for part in sorted(found)))
-            sends = [await self._protect(delivery, send) for send in sends] or await self._prepare(delivery, room)
-            event_ids = [found.get(send.part) or await self._put(send) for send in sends]
-            self._settled.append(delivery.id)
-            return Sent(event_ids=tuple(event_ids))
+            try:
+                sent = await self._deliver(delivery)
+            except DeliveryHeld:
+                self._held.setdefault(delivery.room_id, 0.0)
+                raise
+            self._held.pop(delivery.room_id, None)
+            return sent
+
+    async def _deliver(self, delivery: Delivery) -> Sent:
+        problem, room, sends = await self._keystore.read(partial(self._look, delivery))
+        if problem:
+            raise DeliveryHeld(f"Nothing is sent to {delivery.room_id}: {problem}.")
+        found = await self._search(delivery) if self._must_search(delivery, sends) else {}
+        if found and not sends:
+            return Sent(event_ids=tuple(found[part] for part in sorted(found)))
+        sends = [await self._protect(delivery, send) for send in sends] or await self._prepare(delivery, room)
+        event_ids = [found.get(send.part) or await self._put(send) for send in sends]
+        self._settled.append(delivery.id)
+        return Sent(event_ids=tuple(event_ids))
+
+    async def take_reopened(self) -> list[RoomId]:
+        """Return the rooms where a delivery was held and could go out now, each at most once in `_HELD_PAUSE_S`."""
+        now = self._keystore.clock.monotonic()
+        due = [room_id for room_id, not_before in self._held.items() if not_before <= now]
+        found = await self._keystore.read(lambda: [room_id for room_id in due if self._is_open(room_id)]) if due else []
+        self._held.update(dict.fromkeys(found, now + _HELD_PAUSE_S))
+        return found
+
+    def _is_open(self, room_id: RoomId) -> bool:
+        room = self._rooms.find(room_id)
+        return not self._find_problem(room_id) and self._rooms.may_send(room, "m.room.encrypted" if room.is_encrypted else "m.room.message")
 
     async def show_typing(self, room_id: RoomId, *, is_typing: bool) -> None:
         """Tell the room that an answer is being made, or no longer."""
@@ -201,7 +226,7 @@ class Sender:
     def _keep_plain(self, delivery: Delivery, event_type: str, contents: list[dict[str, Any]]) -> list[Send]:
         """Keep clear events; the flag is read in the same transaction, so that none is kept for a room that just became encrypted."""
         if self._rooms.find(delivery.room_id).is_encrypted and event_type != "m.reaction":
-            raise DeliveryHeld(f"{delivery.room_id} became encrypted while an answer was made; it is made again.")
+            raise WaitError(f"{delivery.room_id} became encrypted while an answer was made; it is made again.")
         return self._keep(delivery, event_type, contents, is_encrypted=False)
 
     async def _learn_encryption(self, room: Room) -> None:

@@ -140,6 +140,37 @@ async def test_refusal_ends_or_holds_the_row_by_its_code(
         await world.edge.gateway.deliver(world.delivery(room.room_id))
 
 
+@pytest.mark.requirement("OUT-2", "ROOM-10")
+@pytest.mark.parametrize("why", ["muted", "refused"])
+async def test_room_where_something_is_held_is_told_when_it_looks_open(
+    world: EdgeWorld, server: FabricatedHomeserver, room: FabricatedRoom, alice: FabricatedUser, why: str
+) -> None:
+    """Muted: not before the bot may speak again. Refused without a reason that shows: at once, and then once a minute at most."""
+    await _started(world)
+    reopened: list[float] = []
+
+    async def note(room_id: str) -> None:
+        assert room_id == room.room_id
+        reopened.append(world.clock.monotonic())
+
+    world.edge.on_reopened = note
+    levels = {"users": {alice.user_id: 100}, "users_default": 0}
+    if why == "muted":
+        room.has(alice.user_id, "m.room.power_levels", {**levels, "events_default": 50}, state_key="")
+        await world.synced()
+    server.answers("PUT", "*/send/*", {"errcode": "M_FORBIDDEN", "error": "no"}, status=403)
+    with pytest.raises(DeliveryHeld):
+        await world.edge.gateway.deliver(world.delivery(room.room_id))
+    for number in range(3):
+        room.says(alice, f"noise {number}")
+        await world.synced()
+    if why == "muted":
+        assert reopened == []
+        room.has(alice.user_id, "m.room.power_levels", levels, state_key="")
+    await eventually(lambda: len(reopened) >= 2)
+    assert reopened[1] - reopened[0] >= 60
+
+
 @pytest.mark.requirement("OUT-2")
 async def test_duplicate_reaction_is_a_success(
     world: EdgeWorld, server: FabricatedHomeserver, room: FabricatedRoom, alice: FabricatedUser

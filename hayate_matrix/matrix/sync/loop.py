@@ -102,6 +102,7 @@ class SyncLoop:
             if not self._may_take():
                 _log.error("the disk is nearly full: nothing is taken from the homeserver that can't be kept")
                 await self._clock.sleep(LONG_POLL_S)
+                self.last_progress_at = self._clock.monotonic()
                 continue
             try:
                 if self.position is None:
