@@ -143,6 +143,11 @@ def check_store(loaded: Loaded) -> Iterator[Finding]:
     if look.schema is None:
         yield Finding("note", "store", f"{look.where} is not there yet; the first start makes it")
         return
+    key_id = _find_key_id(loaded)
+    if look.key_id is not None and key_id != look.key_id:
+        text = f"{look.where} is sealed with the key {look.key_id}; the key here is {key_id or 'missing'}"
+        yield Finding("fault", "store", text, "Put the store.key back that belongs to it: without it nothing stored can be read.")
+        return
     waiting = look.inbox.get("queued", 0) + look.inbox.get("running", 0)
     yield Finding("ok", "store", f"{look.where}, schema {look.schema}, {waiting} {'request' if waiting == 1 else 'requests'} waiting")
     held, uncertain = look.outbox.get("held", 0), look.outbox.get("uncertain", 0)
@@ -161,6 +166,17 @@ def _is_owned(home: Path) -> bool:
     from hayate_matrix.store.locks import is_owned
 
     return is_owned(home / HOME_LOCK)
+
+
+def _find_key_id(loaded: Loaded) -> str | None:
+    """Return the id of the sealing key, without making one; None where it is missing or can't be used."""
+    from hayate_matrix.store.sealing import KEY_FILE_NAME, Sealer, load_key
+
+    path = loaded.settings.store.key_file or loaded.home / "secrets" / KEY_FILE_NAME
+    try:
+        return Sealer(load_key(path.parent, path)).key_id
+    except StopError:
+        return None
 
 
 def read_status(home: Path) -> status_file.Status | None:

@@ -30,6 +30,8 @@ class Look:
     """The database in words, without a password."""
     schema: str | None = None
     """The number of its last migration; None where the first start has not been yet."""
+    key_id: str | None = None
+    """Which key it is sealed with, as `Sealer.key_id` names it; None where nothing is sealed yet."""
     outbox: dict[str, int] = field(default_factory=dict)
     """Rows by state; `sent` is left out, it only grows."""
     inbox: dict[str, int] = field(default_factory=dict)
@@ -85,6 +87,7 @@ def _look(connection: Connection, where: str) -> Look:
     return Look(
         where=where,
         schema=schema,
+        key_id=connection.scalar(sa.text("SELECT value FROM meta WHERE name = 'sealing.key'")),
         outbox=dict(connection.execute(owed).all()),
         inbox=dict(connection.execute(work).all()),
     )

@@ -17,7 +17,7 @@ from hayate_matrix.core.ids import DeviceId, UserId
 from hayate_matrix.core.status import Status, Trouble, dump_status
 from hayate_matrix.matrix.account import Credentials, save_credentials
 from hayate_matrix.store.database import open_database
-from hayate_matrix.store.sealing import load_key
+from hayate_matrix.store.sealing import Sealer, load_key
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -246,6 +246,25 @@ def test_files_that_others_can_read_are_told(call: Call, well: FabricatedHomeser
     outcome = call("doctor")
     assert find(outcome.out, "sealing").startswith("fault")
     assert "and 1 more" in find(outcome.out, "home")
+
+
+@pytest.mark.requirement("STO-8", "NEW-2")
+def test_a_database_that_was_sealed_with_another_key_is_told(call: Call, well: FabricatedHomeserver, home: Path) -> None:
+    """A key that is there is not enough: it has to be the one of the database; doctor makes none."""
+    path = home / "secrets" / "store.key"
+    key = path.read_text()
+    open_database(home / "hayate.db", key_id=Sealer(load_key(home / "secrets")).key_id).close()
+    assert find(call("doctor").out, "store").startswith("ok")
+    path.unlink()
+    text = find(call("doctor").out, "store")
+    assert text.startswith("fault")
+    assert "the key here is missing" in text
+    assert not path.exists()
+    path.touch(mode=0o600)
+    path.write_text(key[::-1].strip())
+    outcome = call("doctor")
+    assert outcome.code == 1
+    assert "Put the store.key back" in find(outcome.out, "store")
 
 
 @pytest.mark.requirement("STO-8")
