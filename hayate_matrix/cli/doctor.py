@@ -86,7 +86,8 @@ def check_all(loaded: Loaded) -> Iterator[Finding]:
 def check_home(home: Path) -> Iterator[Finding]:
     """Look at the home's permissions (STO-1)."""
     if not home.is_dir():
-        yield Finding("fault", "home", f"{home} is not there", "Run `hayate-matrix login`, which makes it, or name another: --home DIR")
+        text = f"{home} is {'no folder' if home.exists() else 'not there'}"
+        yield Finding("fault", "home", text, "Run `hayate-matrix login`, which makes it, or name another: --home DIR")
         return
     open_ones = [path for path in (home, *home.rglob("*")) if not path.is_symlink() and path.stat().st_mode & _OPEN_TO_OTHERS]
     if open_ones:

@@ -288,7 +288,7 @@ def _lock_account(connection: Connection, user_id: str) -> None:
 def _reject(error: sqlalchemy.exc.DBAPIError, what: str) -> NoReturn:
     """Turn what a database says into one of the program's errors; faults of the program itself (a constraint) stay what they are."""
     cause: Any = error.orig
-    problem = f"{what} failed: {cause}.".replace("\n", " ")
+    problem = f"{what} failed: {' '.join(str(cause).split()).rstrip('.?')}."
     if isinstance(cause, sqlite3.DatabaseError):
         code = getattr(cause, "sqlite_errorcode", 0) & 0xFF
         if code == sqlite3.SQLITE_FULL:

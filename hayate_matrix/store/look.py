@@ -61,7 +61,7 @@ def look_at(url: str | Path) -> Look:
         with engine.connect() as connection:
             return _look(connection, where)
     except sa.exc.DBAPIError as error:
-        reason = str(error.orig).strip().replace("\n", " ")
+        reason = " ".join(str(error.orig).split()).rstrip(".?")
         raise StoreError(
             f"The database {where} can't be read: {reason}.", remedy="See that it is there, undamaged, and open to this user."
         ) from error

@@ -102,6 +102,8 @@ def test_an_empty_machine_is_told_what_to_do_first(call: Call, home: Path) -> No
     assert "hayate-matrix login" in find(outcome.out, "home")
     assert "hayate-matrix login" in find(outcome.out, "account")
     assert not home.exists()
+    home.touch()
+    assert "is no folder" in find(call("doctor").out, "home")
 
 
 @pytest.mark.requirement("REL-3", "NEW-2")
@@ -293,6 +295,16 @@ def test_a_damaged_database_is_told_and_left_alone(call: Call, well: FabricatedH
     assert outcome.code == 1
     assert "hayate.db" in find(outcome.out, "store")
     assert path.read_bytes() == damaged
+
+
+@pytest.mark.requirement("NEW-2")
+def test_a_database_server_that_is_down_is_told_in_one_line(call: Call, well: FabricatedHomeserver) -> None:
+    """What the database's library says over several lines stands in one."""
+    text = find(call("doctor", "--set", "store.url=postgresql://bot@127.0.0.1:1/x").out, "store")
+    assert text.startswith("fault")
+    assert "Connection refused" in text
+    assert "open to this user" in text
+    assert "\t" not in text
 
 
 @pytest.mark.requirement("OUT-1", "ROOM-3")
