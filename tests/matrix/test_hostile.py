@@ -391,3 +391,42 @@ async def test_event_under_another_senders_name_in_clear_rooms_is_the_servers_wo
     plain.says(alice, "fine")
     await world.hears("fine")
     assert await world.count("quarantined") >= 6
+
+
+@pytest.mark.requirement("ROOM-8", "E2E-4", "SEC-1")
+async def test_redaction_in_another_room_loses_no_message_that_waits_for_its_key(
+    world: EdgeWorld, server: FabricatedHomeserver, room: FabricatedRoom, alice: FabricatedUser, mallory: FabricatedUser
+) -> None:
+    """Whoever is in two rooms names in one of them a message of the other: it is heard all the same when its key comes."""
+    other = server.room("!mallorys:fab.test", members=[mallory.user_id, world.login.user_id])
+    await _started(world)
+    device = alice.adds_device("SECOND")
+    key = device.room_key(room.room_id)
+    late = room.has(alice.user_id, "m.room.encrypted", device.encrypt(room.room_id, {"msgtype": "m.text", "body": "late"}))
+    await eventually(lambda: world.count("undecryptable"))
+    other.has(MALLORY, "m.room.redaction", {"redacts": late["event_id"]})
+    await eventually(lambda: len(world.heard.facts) == 1)
+    bot = world.login
+    server.sends_to_device(bot.user_id, bot.device_id, device.encrypt_to_device(bot.user_id, bot.device_id, "m.room_key", key))
+    await world.hears("late")
+
+
+@pytest.mark.requirement("SEC-2")
+async def test_names_that_strangers_make_up_fill_no_table(world: EdgeWorld, server: FabricatedHomeserver, mallory: FabricatedUser) -> None:
+    """Unknown kinds of to-device messages, and codes, are counted together, however many there are."""
+    await _started(world)
+    bot = world.login
+    for number in range(30):
+        for event in (
+            {"type": f"org.evil.{number}", "content": {}},
+            {"type": "m.room_key.withheld", "content": {"code": f"evil.{number}", "session_id": "x"}},
+            mallory.device.encrypt_to_device(bot.user_id, bot.device_id, f"org.evil.{number}", {}),
+        ):
+            server.sends_to_device(bot.user_id, bot.device_id, {"sender": MALLORY, **event})
+
+    async def has_all() -> bool:
+        counts = await world.edge.read_counts()
+        return [counts.get(name) for name in ("to_device.ignored.other", "withheld.other", "olm.ignored.other")] == [30, 30, 30]
+
+    await eventually(has_all)
+    assert not [name for name in await world.edge.read_counts() if "evil" in name]

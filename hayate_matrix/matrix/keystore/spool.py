@@ -212,9 +212,9 @@ class Spool:
         rows = self._keystore.db.execute("select distinct sender from undecryptable where reason in ('unknown-device', 'unsigned-device')")
         return {row[0] for row in rows}
 
-    def drop_unread(self, event_id: str) -> None:
-        """Forget an unread event that was read, redacted or given up."""
-        self._keystore.db.execute("delete from undecryptable where event_id = ?", (event_id,))
+    def drop_unread(self, event_id: str, *, room_id: str) -> None:
+        """Forget an unread event that was read, redacted or given up; what another room says of it is nothing."""
+        self._keystore.db.execute("delete from undecryptable where event_id = ? and room_id = ?", (event_id, room_id))
 
     def count_unread(self) -> dict[str, int]:
         """Return how many events wait, by reason."""

@@ -25,6 +25,16 @@ Mode = Literal["first", "usual", "rebase"]
 """`first`: the account's first sync, all of it history. `rebase`: the server lost our position; known rooms go on where they were."""
 
 
+_NAMED = frozenset(
+    {
+        *("m.room_key", "m.room_key_request", "m.forwarded_room_key", "m.dummy", "m.secret.request", "m.secret.send"),
+        *(f"m.key.verification.{step}" for step in ("request", "ready", "start", "accept", "key", "mac", "done", "cancel")),
+        *("m.blacklisted", "m.unverified", "m.unauthorised", "m.unavailable", "m.no_olm"),
+    }
+)
+"""To-device types and codes that are counted by name; anybody can send others, without end."""
+
+
 class Applier:
     """Applies responses; every call in the edge's thread, inside a transaction."""
 
@@ -85,7 +95,7 @@ class Applier:
             self._apply_withheld(content)
             return
         if event["type"] != "m.room.encrypted":
-            spool.count(f"to_device.ignored.{event['type'][:60]}")
+            spool.count(f"to_device.ignored.{_name(event['type'])}")
             return
         try:
             payload = self._machine.open_olm(sender, content)
@@ -94,14 +104,14 @@ class Applier:
                 if arrived is not None:
                     applied.new_room_keys.add(arrived[1])
             else:
-                spool.count(f"olm.ignored.{payload.type[:60]}")
+                spool.count(f"olm.ignored.{_name(payload.type)}")
         except Unreadable as error:
             spool.set_aside("olm", str(error), event, sender=sender)
 
     def _apply_withheld(self, content: dict[str, Any]) -> None:
         code, key = content.get("code"), content.get("session_id")
         if isinstance(code, str) and isinstance(key, str):
-            self._keystore.spool.count(f"withheld.{code[:40]}")
+            self._keystore.spool.count(f"withheld.{_name(code)}")
             self._keystore.spool.note_withheld(key, f"{code[:40]}: {str(content.get('reason', ''))[:200]}")
 
     def _apply_direct(self, content: dict[str, Any]) -> None:
@@ -230,6 +240,10 @@ class Applier:
         self._keystore.spool.drop_room(room.room_id)
         self._keystore.owed.mark_stale(room.room_id)
         self._rooms.save(room)
+
+
+def _name(word: str) -> str:
+    return word if word in _NAMED else "other"
 
 
 def note_counts(answer: SyncAnswer, applied: Applied) -> None:

@@ -149,7 +149,7 @@ class Timeline:
         if fact is None:
             return
         if fact.sender != self._own and event["type"] == "m.room.redaction":
-            self._keystore.spool.drop_unread(getattr(fact, "target", ""))
+            self._keystore.spool.drop_unread(getattr(fact, "target", ""), room_id=room.room_id)
         if self._keystore.spool.add_fact(fact, major=major, minor=minor, passes_gap=_passes_gap(fact)):
             applied.facts += 1
 
@@ -185,7 +185,7 @@ class Timeline:
         spool = self._keystore.spool
         room = self._rooms.find(unread.room_id)
         if room.membership != "join" or not self._rooms.decide(room):
-            spool.drop_unread(unread.event_id)
+            spool.drop_unread(unread.event_id, room_id=unread.room_id)
             return
         try:
             clear = self._machine.open_room_event(unread.raw, unread.room_id, devices_are_fresh=devices_are_fresh)
@@ -206,14 +206,14 @@ class Timeline:
                     applied.senders_to_query.add(unread.sender)
                 return
             spool.set_aside(error.reason, str(error), unread.raw, room_id=unread.room_id, event_id=unread.event_id, sender=unread.sender)
-            spool.drop_unread(unread.event_id)
+            spool.drop_unread(unread.event_id, room_id=unread.room_id)
             return
         except _HOSTILE as error:
             self._set_aside("encrypted", error, unread.raw, unread.room_id)
-            spool.drop_unread(unread.event_id)
+            spool.drop_unread(unread.event_id, room_id=unread.room_id)
             return
         self.add(room, clear, applied, provenance="late_key", is_encrypted=True)
-        spool.drop_unread(unread.event_id)
+        spool.drop_unread(unread.event_id, room_id=unread.room_id)
 
     def read_text(self, event: dict[str, Any], room_id: RoomId) -> str | None:
         """Return the body of a message event as the server gave it, decrypted if need be; None where there is none to read."""
