@@ -41,6 +41,8 @@ TRUSTED_TXN_MS = 12 * 3600 * 1000
 """A homeserver may forget transaction ids (Synapse after 24 h); the specification of this project stops trusting them at half of that."""
 _FILE_NAME = "reply.md"
 _FORGOTTEN_MS = 7 * 24 * 3600 * 1000
+_RENDERED_ASIDE = 8_000
+"""Characters; a longer text is rendered in a thread: 200 kB of tiny list items take two seconds."""
 _SEARCH_PAGES = 50
 _SEARCH_PAGE = 100
 _TYPING_MS = 30_000
@@ -175,7 +177,8 @@ class Sender:
 
     async def _make_contents(self, delivery: Delivery, *, is_encrypted: bool) -> list[dict[str, Any]]:
         """Return the contents of a reply or notice: as many messages as its size asks for, and a file where five are not enough (OUT-4)."""
-        parts = split_reply(delivery.text, max_bytes=ENCRYPTED_MAX_BYTES if is_encrypted else PLAIN_MAX_BYTES)
+        split = partial(split_reply, delivery.text, max_bytes=ENCRYPTED_MAX_BYTES if is_encrypted else PLAIN_MAX_BYTES)
+        parts = await asyncio.to_thread(split) if len(delivery.text) > _RENDERED_ASIDE else split()
         contents = [_make_content(delivery, rendered, part) for part, rendered in enumerate(parts)]
         if parts[-1].overflow is not None:
             contents.append(await self._make_file(delivery, len(parts), is_encrypted=is_encrypted))
