@@ -15,13 +15,17 @@ class Usage:
 
     line: str
     example: str
+    power: int = 0
+    """The power level that it needs unless `commands.power` says otherwise."""
 
 
 COMMANDS: Mapping[str, Usage] = {
     "help": Usage(line="!help · what you can ask", example="!help"),
+    "pause": Usage(line="!pause · answer nothing in this room until !unpause (moderators)", example="!pause", power=50),
     "status": Usage(line="!status · what runs and what waits in this room", example="!status"),
     "steer": Usage(line="!steer TEXT · tell the running answer something", example="!steer only the German ones"),
     "stop": Usage(line="!stop · end the running answer", example="!stop"),
+    "unpause": Usage(line="!unpause · answer again (moderators)", example="!unpause", power=50),
 }
 """Invariant: sorted by name, which is the order in which the help shows them."""
 

@@ -18,7 +18,7 @@ from hayate_matrix.core.transcript import Steer
 from hayate_matrix.errors import StopError, WaitError
 from hayate_matrix.harness.endings import fail_request, owe_answer, stop_task, word_error
 from hayate_matrix.log import get_logger
-from hayate_matrix.store.conversations import get_room
+from hayate_matrix.store.conversations import get_room, set_pause
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -139,7 +139,7 @@ class Commands:
 
     def _refuse(self, connection: Connection, row: InboxRow, command: Command) -> str | None:
         """Return why this person may not use the command, or None where it may be used (CMD-2)."""
-        needed = self._rules.command_power.get(command.name, 0)
+        needed = self._rules.command_power.get(command.name, COMMANDS[command.name].power)
         if needed <= 0:
             return None
         power = self._senses.read_power(get_room(connection, row.conversation_id), row.sender)
@@ -156,6 +156,11 @@ class Commands:
                 return self._report(connection, row)
             case "stop":
                 return self._stop(connection, row, now, effects)
+            case "pause":
+                return self._pause(connection, row, now, effects)
+            case "unpause":
+                set_pause(connection, row.conversation_id, is_paused=False)
+                return "I answer here again. What was said meanwhile is not answered."
             case _:
                 return self._steer(connection, row, command, now)
 
@@ -177,6 +182,18 @@ class Commands:
             effects.stopped.append(task.request)
             effects.changed.add(task.session_id)
         return "Stopped." if found else "Nothing is running here."
+
+    def _pause(self, connection: Connection, row: InboxRow, now: datetime, effects: Effects) -> str:
+        """End all work for the room, in every thread of it, and begin none until `!unpause` (ROOM-10)."""
+        set_pause(connection, row.conversation_id, is_paused=True)
+        for task in self._stores.tasks.find_open(connection, row.conversation_id):
+            stop_task(self._stores, connection, task, "the room was paused", now)
+            effects.stopped.append(task.request)
+            effects.changed.add(task.session_id)
+        for other in self._stores.inbox.list_open(connection, row.conversation_id):
+            if other.kind == "request" and other.state == "queued":
+                self._stores.inbox.move(connection, other, "dropped")
+        return "Paused: I answer nothing here until `!unpause`. What is said meanwhile is not answered later."
 
     def _steer(self, connection: Connection, row: InboxRow, command: Command, now: datetime) -> str:
         if not command.arguments:

@@ -176,7 +176,7 @@ class _Batch:
             self._put(fact, conversation, "command", focus, content)
             self.accepted.commands.append(fact.event_id)
             return
-        if not self._is_addressed(fact, conversation):
+        if conversation.is_paused or not self._is_addressed(fact, conversation):
             self._reset_streak(fact, conversation)
             self._note(fact, conversation, "other", focus=focus)
             return
@@ -192,7 +192,7 @@ class _Batch:
     def _take_edit(self, fact: Edit, conversation: Conversation) -> None:
         content = Request(sender=fact.sender, text=strip_mention(_clean(fact.body), fact.formatted_body, self._speaker))
         row = self._inbox.find(self._connection, fact.target)
-        is_welcome = conversation.is_present and bool(decide_person(self._rules.policy, fact.sender))
+        is_welcome = conversation.is_present and not conversation.is_paused and bool(decide_person(self._rules.policy, fact.sender))
         if row is None:
             self._note(fact, conversation, "edit", target=fact.target, content=content if is_welcome else None)
             return

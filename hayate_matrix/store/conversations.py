@@ -24,6 +24,8 @@ class Conversation:
     room_id: RoomId
     is_present: bool
     """False from the bot's leave or ban until it joins again (ROOM-10)."""
+    is_paused: bool
+    """True from a moderator's `!pause` until `!unpause`."""
     answered_at_ms: int | None
     """When the bot's last message was settled; for the loop breaker alone."""
     streak: int
@@ -36,6 +38,7 @@ _INSERT = sa.insert(conversations)
 _GET_ROOM = sa.select(conversations.c.room_id).where(conversations.c.id == sa.bindparam("id"))
 _BY_ID = sa.update(conversations).where(conversations.c.id == sa.bindparam("_id"))
 _SET_PRESENCE = _BY_ID.values(is_present=sa.bindparam("is_present"))
+_SET_PAUSE = _BY_ID.values(is_paused=sa.bindparam("is_paused"))
 _SET_STREAK = _BY_ID.values(streak=sa.bindparam("streak"), streak_sender=sa.bindparam("sender"))
 _SET_ANSWERED = _BY_ID.values(answered_at_ms=sa.bindparam("now_ms"))
 
@@ -46,10 +49,17 @@ def ensure_conversation(connection: Connection, room_id: RoomId, now: datetime) 
     if found is not None:
         return found
     made = Conversation(
-        id=ConversationId(make_uuid7(now)), room_id=room_id, is_present=True, answered_at_ms=None, streak=0, streak_sender=None
+        id=ConversationId(make_uuid7(now)),
+        room_id=room_id,
+        is_present=True,
+        is_paused=False,
+        answered_at_ms=None,
+        streak=0,
+        streak_sender=None,
     )
     connection.execute(
-        _INSERT, {"id": made.id, "room_id": room_id, "made_at_ms": int(now.timestamp() * 1000), "is_present": True, "streak": 0}
+        _INSERT,
+        {"id": made.id, "room_id": room_id, "made_at_ms": int(now.timestamp() * 1000), "is_present": True, "is_paused": False, "streak": 0},
     )
     return made
 
@@ -70,6 +80,11 @@ def set_presence(connection: Connection, conversation_id: ConversationId, *, is_
     connection.execute(_SET_PRESENCE, {"_id": conversation_id, "is_present": is_present})
 
 
+def set_pause(connection: Connection, conversation_id: ConversationId, *, is_paused: bool) -> None:
+    """Remember whether a moderator paused the bot in the room."""
+    connection.execute(_SET_PAUSE, {"_id": conversation_id, "is_paused": is_paused})
+
+
 def set_streak(connection: Connection, conversation_id: ConversationId, streak: int, sender: UserId) -> None:
     """Remember how many quick exchanges `sender` had in a row."""
     connection.execute(_SET_STREAK, {"_id": conversation_id, "streak": streak, "sender": sender})
@@ -85,6 +100,7 @@ def _read(row: Row[*tuple[Any, ...]]) -> Conversation:
         id=row.id,
         room_id=row.room_id,
         is_present=row.is_present,
+        is_paused=row.is_paused,
         answered_at_ms=row.answered_at_ms,
         streak=row.streak,
         streak_sender=row.streak_sender,

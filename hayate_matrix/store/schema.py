@@ -32,6 +32,7 @@ conversations = sa.Table(
     sa.Column("room_id", sa.Text, nullable=False, unique=True),
     sa.Column("made_at_ms", sa.BigInteger, nullable=False),
     sa.Column("is_present", sa.Boolean, nullable=False),
+    sa.Column("is_paused", sa.Boolean, nullable=False),
     sa.Column("answered_at_ms", sa.BigInteger),
     sa.Column("streak", sa.Integer, nullable=False),
     sa.Column("streak_sender", sa.Text),

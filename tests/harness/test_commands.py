@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 async def test_a_command_is_known_in_every_form(desk: Desk, body: str) -> None:
     """Each way to write it gives the help, as a notice to the one who asked, with the `!` form first; a room needs no mention."""
     (text,) = await desk.ask(body, room=ROOM)
-    assert [line.split()[1] for line in text.splitlines()] == ["!help", "!status", "!steer", "!stop"]
+    assert [line.split()[1] for line in text.splitlines()] == ["!help", "!pause", "!status", "!steer", "!stop", "!unpause"]
     assert (desk.gateway.room[0].kind, desk.gateway.room[0].mention) == ("notice", ALICE)
 
 
@@ -147,3 +147,31 @@ async def test_a_command_that_breaks_is_one_sentence(make_desk: MakeDesk) -> Non
     (text,) = await desk.ask("!stop")
     assert text.startswith("Something went wrong while I worked on this. (error ")
     assert len(await desk.ask("!help")) == 1
+
+
+@pytest.mark.requirement("ROOM-10", "CMD-2")
+async def test_a_paused_room_gets_no_answers_and_none_later(make_desk: MakeDesk) -> None:
+    """`!pause` ends what runs and drops what waits; what is said until `!unpause` is never answered, also over a restart; commands work."""
+    desk = await make_desk(lambda desk: setattr(desk, "senses", Senses(read_power=lambda _room, user: 50 if user == ALICE else 0)))
+    await desk.say("slow 3600 long")
+    await desk.say("waits")
+    await eventually(lambda: desk.clock.waits == 1)
+    await desk.ask("!pause")
+    await desk.say("meanwhile")
+    await desk.crash()
+    await desk.start()
+    await desk.idle()
+    assert "In this room: running: 0 · waiting: 0" in (await desk.ask("!status"))[-1]
+    await desk.ask("!unpause")
+    assert (await desk.ask("afterwards"))[-1] == "Noted: afterwards"
+    texts = [delivery.text for delivery in desk.gateway.room]
+    assert not {"Noted: meanwhile", "Noted: waits"} & set(texts)
+
+
+@pytest.mark.requirement("ROOM-10", "CMD-2")
+@pytest.mark.parametrize("command", ["!pause", "!unpause"])
+async def test_pauses_are_for_moderators(make_desk: MakeDesk, command: str) -> None:
+    """Without the power level 50 a pause is refused with one sentence, and changes nothing."""
+    desk = await make_desk(lambda desk: setattr(desk, "senses", Senses(read_power=lambda _room, _user: 49)))
+    assert "needs the power level 50; yours is 49" in (await desk.ask(command))[-1]
+    assert (await desk.ask("still here"))[-1] == "Noted: still here"
