@@ -1,6 +1,8 @@
 # The names that everybody uses, CI too. Only Python 3.11 to 3.14 is needed; `make PYTHON=python3.12 setup` takes another one.
 PYTHON ?= python3
 PYTEST_ARGS ?=
+# Tests wait more than they compute; each worker has a Synapse and a PostgreSQL of its own. WORKERS=0 runs one after the other.
+WORKERS ?= 2
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation
 LOUD := $(PYTHON) deploy/loud.py
@@ -28,7 +30,7 @@ check: .venv/ready ## ruff, mypy strict and the import contracts
 	@$(LOUD) "checking the import contracts" $(BIN)/lint-imports
 
 test: .venv/ready ## all tests, with a real Synapse and a real PostgreSQL; PYTEST_ARGS="tests/core -k name" for some
-	@$(LOUD) "running the tests" $(BIN)/python -m pytest $(PYTEST_ARGS)
+	@$(LOUD) "running the tests" $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
 
 bench: .venv/ready ## measure beside the plainest bot on the same library, and print both figures
 	@$(LOUD) "measuring" $(BIN)/python -m tests.bench

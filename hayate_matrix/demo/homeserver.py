@@ -13,31 +13,26 @@ import hashlib
 import hmac
 import http.client
 import json
-import os
-import queue
 import secrets
 import shutil
 import socket
 import subprocess
-import sys
 import tempfile
-import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
+from hayate_matrix.demo.environment import PYTHON_VARIABLE, SILENCE_S, HomeserverError, Say, find_python, tell
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
     from types import TracebackType
 
-    Say = Callable[[str], None]
+__all__ = ["PYTHON_VARIABLE", "SERVER_NAME", "Homeserver", "HomeserverError", "Login", "Say", "find_python", "tell"]
 
 SERVER_NAME = "world.test"
 """A name that resolves nowhere: the server speaks to nobody but us."""
-PYTHON_VARIABLE = "HAYATE_SYNAPSE_PYTHON"
-SILENCE_S = 2.5
-"""Longest wait without a line; NEW-4 allows five seconds, and a busy machine takes its share of them."""
 READY_S = 90.0
 """Synapse is ready in under 3 s on two idle cores; a busy machine gets the rest."""
 REQUEST_S = 30.0
@@ -75,15 +70,6 @@ _LIMITS = (
 )
 
 
-class HomeserverError(Exception):
-    """The throw-away homeserver can't be made or did not start; the text says what to do."""
-
-
-def tell(line: str) -> None:
-    """Print `line` at once, to standard error."""
-    print(line, file=sys.stderr, flush=True)
-
-
 @dataclass(frozen=True, slots=True)
 class Login:
     """A device of an account, logged in."""
@@ -93,83 +79,19 @@ class Login:
     access_token: str
 
 
-def find_python(say: Say = tell) -> Path:
-    """Return the Python that has Synapse installed, after making its environment where there is none.
-
-    Raises:
-        HomeserverError: the requirement file is not there, or pip failed; the text holds the end of its output.
-    """
-    named = os.environ.get(PYTHON_VARIABLE)
-    if named:
-        if not Path(named).exists():
-            message = f"{PYTHON_VARIABLE} names {named}, which does not exist. Unset it and the environment is made."
-            raise HomeserverError(message)
-        return Path(named)
-    root, requirements = _find_requirements()
-    environment = root / ".venv-synapse"
-    python = environment / "bin" / "python"
-    marker = environment / "made-from"
-    wanted = hashlib.sha256(requirements.read_bytes()).hexdigest()
-    if python.exists() and marker.exists() and marker.read_text() == wanted:
-        return python
-    say(f"Making an environment for Synapse in {environment.name} (63 packages, 243 MB, once; about a minute) ...")
-    _run([sys.executable, "-m", "venv", "--clear", str(environment)], "making the environment", say)
-    pip = [str(python), "-m", "pip", "install", "--disable-pip-version-check", "--require-hashes", "--only-binary", ":all:"]
-    _run([*pip, "-r", str(requirements)], "installing Synapse", say)
-    marker.write_text(wanted)
-    return python
-
-
-def _find_requirements() -> tuple[Path, Path]:
-    places = [Path(__file__).resolve().parents[2], Path.cwd()]
-    for root in places:
-        requirements = root / "deploy" / "requirements-synapse.txt"
-        if requirements.exists():
-            return root, requirements
-    message = (
-        "deploy/requirements-synapse.txt was not found: run this from a checkout of the project, "
-        f"or set {PYTHON_VARIABLE} to a Python that has matrix-synapse installed."
-    )
-    raise HomeserverError(message)
-
-
-def _run(command: list[str], what: str, say: Say) -> None:
-    """Run `command`, pass its output on, and say that it still runs where it is silent."""
-    started = time.monotonic()
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    lines: queue.Queue[str | None] = queue.Queue()
-
-    def read() -> None:
-        for line in process.stdout or ():
-            lines.put(line.rstrip())
-        lines.put(None)
-
-    threading.Thread(target=read, daemon=True).start()
-    last: list[str] = []
-    while True:
-        try:
-            line = lines.get(timeout=SILENCE_S)
-        except queue.Empty:
-            say(f"  still {what} ({time.monotonic() - started:.0f} s) ...")
-            continue
-        if line is None:
-            break
-        last = [*last[-20:], line]
-        if line.startswith(("Collecting", "Downloading", "Installing", "Successfully", "ERROR")):
-            say(f"  {line[:140]}")
-    if process.wait():
-        message = f"{what} failed (exit code {process.returncode}). The end of its output:\n" + "\n".join(last)
-        raise HomeserverError(message)
-
-
 class Homeserver:
     """A Synapse that runs: `with Homeserver.start() as homeserver:`."""
 
-    def __init__(self, home: Path, python: Path, port: int, say: Say) -> None:
+    def __init__(self, home: Path, python: Path, say: Say) -> None:
         self.home = home
         self.name = SERVER_NAME
-        self.port = port
-        self.url = f"http://127.0.0.1:{port}"
+        # Held for life, without listening: nobody else is given the port, while Synapse starts or is paused, and Synapse, which sets the
+        # same option, may still listen on it.
+        self._reserved = socket.socket()
+        self._reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._reserved.bind(("127.0.0.1", 0))
+        self.port = int(self._reserved.getsockname()[1])
+        self.url = f"http://127.0.0.1:{self.port}"
         self._python = python
         self._say = say
         self._process: subprocess.Popen[bytes] | None = None
@@ -194,10 +116,7 @@ class Homeserver:
         """
         python = find_python(say)
         home = Path(tempfile.mkdtemp(prefix="hayate-synapse-", dir=parent))
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = int(free.getsockname()[1])
-        server = cls(home, python, port, say)
+        server = cls(home, python, say)
         try:
             server._configure(limits, extra or {})
             server.resume()
@@ -319,6 +238,7 @@ class Homeserver:
     def stop(self) -> None:
         """End the process and remove its folder."""
         self.pause()
+        self._reserved.close()
         shutil.rmtree(self.home, ignore_errors=True)
 
     @property

@@ -68,6 +68,17 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("filterwarnings", "ignore:The (sender_key|device_id) field in Megolm events:DeprecationWarning")
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Begin with the long tests, in random order among themselves: one that comes last would leave the other worker idle."""
+    usual_s = float(config.getini("timeout") or 0)
+
+    def is_short(item: pytest.Item) -> bool:
+        own = item.get_closest_marker("timeout")
+        return own is None or float(own.args[0]) <= usual_s
+
+    items.sort(key=is_short)
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Say loudly when the strict peer was left out."""
     left_out = [one for one in terminalreporter.stats.get("skipped", []) if WHY_NO_OLM in str(one.longrepr)]
