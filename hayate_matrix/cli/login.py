@@ -56,35 +56,43 @@ def login(
 
 
 async def _log_in(loaded: Loaded, *, is_token: bool, token_file: Path | None) -> Credentials:
-    from hayate_matrix.app import SystemClock, own_home
-    from hayate_matrix.matrix.account import load_credentials, log_in_with_password, log_in_with_token
-    from hayate_matrix.matrix.http import Http
+    from hayate_matrix.app import own_home
+    from hayate_matrix.matrix.account import load_credentials
 
-    matrix = loaded.settings.matrix
     secrets_dir = loaded.home / "secrets"
     with own_home(loaded.home):
         before = load_credentials(secrets_dir)
-        homeserver = matrix.homeserver or (before.homeserver if before else None)
-        user = matrix.user or (before.user_id if before else None)
-        if homeserver is None:
-            raise SettingsError("matrix.homeserver is unset.", remedy="Say --homeserver https://matrix.example.org")
+        user = loaded.settings.matrix.user or (before.user_id if before else None)
         if before is not None and user != before.user_id:
             problem = f"The home {loaded.home} belongs to {before.user_id}, device {before.device_id}, not to {user}."
             raise AccountError(problem, remedy="Use another home: --home DIR")
-        http = Http(homeserver, SystemClock())
-        try:
-            access_token = _find_token(loaded, is_asked=is_token, file=token_file)
-            if access_token is not None:
-                made = await log_in_with_token(http, secrets_dir, access_token, expected=before)
-            elif user is None:
-                raise SettingsError("matrix.user is unset.", remedy="Say --user @bot:example.org")
-            else:
-                password = _find_password(loaded, user)
-                device_id = before.device_id if before else None
-                made = await log_in_with_password(http, secrets_dir, user, password, device_name=matrix.device_name, device_id=device_id)
-        finally:
-            await http.close()
-    return made
+        access_token = _find_token(loaded, is_asked=is_token, file=token_file)
+        return await ask_for_login(loaded, secrets_dir, user, before=before, access_token=access_token)
+
+
+async def ask_for_login(
+    loaded: Loaded, secrets_dir: Path, user: str | None, *, before: Credentials | None = None, access_token: str | None = None
+) -> Credentials:
+    """Log in by token or password, keep the credentials in `secrets_dir` and return them; without `before` as a new device."""
+    from hayate_matrix.app import SystemClock
+    from hayate_matrix.matrix.account import log_in_with_password, log_in_with_token
+    from hayate_matrix.matrix.http import Http
+
+    matrix = loaded.settings.matrix
+    homeserver = matrix.homeserver or (before.homeserver if before else None)
+    if homeserver is None:
+        raise SettingsError("matrix.homeserver is unset.", remedy="Say --homeserver https://matrix.example.org")
+    http = Http(homeserver, SystemClock())
+    try:
+        if access_token is not None:
+            return await log_in_with_token(http, secrets_dir, access_token, expected=before)
+        if user is None:
+            raise SettingsError("matrix.user is unset.", remedy="Say --user @bot:example.org")
+        device_id = before.device_id if before else None
+        password = _find_password(loaded, user)
+        return await log_in_with_password(http, secrets_dir, user, password, device_name=matrix.device_name, device_id=device_id)
+    finally:
+        await http.close()
 
 
 def _find_token(loaded: Loaded, *, is_asked: bool, file: Path | None) -> str | None:

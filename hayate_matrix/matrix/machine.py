@@ -209,13 +209,16 @@ class Machine(Olm):
 
     # -- Megolm --------------------------------------------------------------------------------------------------------------
 
-    def open_room_event(self, raw: dict[str, Any], room_id: RoomId, *, devices_are_fresh: bool = False) -> dict[str, Any]:
+    def open_room_event(
+        self, raw: dict[str, Any], room_id: RoomId, *, devices_are_fresh: bool = False, is_own: bool = False
+    ) -> dict[str, Any]:
         """Return the clear event of an `m.room.encrypted` room event.
 
         Args:
             raw: the event as the server gave it.
             room_id: the room that it came in.
             devices_are_fresh: the sender's devices were asked for after the event came, so that an unknown one is foreign.
+            is_own: read one of the bot's own, which an earlier device of it may have sent; only to know it again, never to act on it.
 
         Raises:
             Unreadable: it can't be read or believed; `reason` says whether that can change.
@@ -234,7 +237,8 @@ class Machine(Olm):
             plaintext, index = session.decrypt(ciphertext)
         except _CRYPTO_ERRORS as error:
             raise Unreadable("malformed", f"{type(error).__name__} in a Megolm event", session_id) from error
-        self._check_sender(str(raw["sender"]), session, devices_are_fresh=devices_are_fresh)
+        if not is_own:
+            self._check_sender(str(raw["sender"]), session, devices_are_fresh=devices_are_fresh)
         payload = _read_payload(plaintext, room_id, session_id)
         inner = payload["content"]
         if not self._keystore.trust.note_index(session_id, index, str(raw["event_id"])):

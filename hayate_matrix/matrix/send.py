@@ -65,6 +65,7 @@ class Sender:
         self._locks: defaultdict[RoomId, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._confirmed_plain: set[RoomId] = set()
         self._allowed: dict[RoomId, bool] = {}
+        self._searched_before_ms = 0
         self._held: dict[RoomId, float] = {}
         """Rooms where a delivery was held, and when it is tried again at the earliest (monotonic seconds)."""
         self._settled: list[str] = []
@@ -146,6 +147,7 @@ class Sender:
 
     def _look(self, delivery: Delivery) -> tuple[str, Room, list[Send]]:
         """Return why nothing may be sent (or nothing), the room, and what an earlier try kept."""
+        self._searched_before_ms = int(self._keystore.read_meta("restored_at_ms") or 0)
         return (
             self._find_problem(delivery.room_id),
             self._rooms.find(delivery.room_id),
@@ -305,9 +307,12 @@ class Sender:
         return EventId(event_id if isinstance(event_id, str) else "")
 
     def _must_search(self, delivery: Delivery, sends: list[Send]) -> bool:
-        oldest_ms = min([send.made_at_ms for send in sends], default=delivery.created_at_ms or self._keystore.now_ms())
+        made_at_ms = delivery.created_at_ms or self._keystore.now_ms()
+        oldest_ms = min([send.made_at_ms for send in sends], default=made_at_ms)
         is_old = self._keystore.now_ms() - oldest_ms > TRUSTED_TXN_MS
-        return is_old or any(send.device_id != self._machine.device_id for send in sends)
+        # What a backup still owes may have been sent after the backup was made, by the device that it was made of.
+        is_restored = not sends and made_at_ms < self._searched_before_ms
+        return is_old or is_restored or any(send.device_id != self._machine.device_id for send in sends)
 
     async def _search(self, delivery: Delivery) -> dict[int, EventId]:
         """Return part → event id of what the room already has of the delivery.
@@ -316,6 +321,7 @@ class Sender:
             DeliveryUncertain: the room's history could not be searched through back to before the delivery.
         """
         found: dict[int, EventId] = {}
+        unread = 0
         earliest_ms = delivery.created_at_ms - 3600 * 1000
         path = f"/_matrix/client/v3/rooms/{quote(delivery.room_id, safe='')}/messages"
         start: str | None = None
@@ -331,21 +337,29 @@ class Sender:
             own = [event for event in events if event.get("sender") == self._machine.user_id]
             for event in own:
                 mark = await self._keystore.transaction("send.search", partial(self._read_mark, event, delivery.room_id))
-                if mark.startswith(f"{delivery.id}/") and mark.rpartition("/")[2].isdigit():
+                if mark is None:
+                    unread += 1
+                elif mark.startswith(f"{delivery.id}/") and mark.rpartition("/")[2].isdigit():
                     found[int(mark.rpartition("/")[2])] = EventId(event["event_id"])
             start = page.get("end") if isinstance(page.get("end"), str) else None
             ages = [event["origin_server_ts"] for event in events if isinstance(event.get("origin_server_ts"), int)]
             if start is None or (ages and max(ages) < earliest_ms):
+                if unread and not found:
+                    text = f"{delivery.room_id} has {unread} messages of the bot that it can't read; an earlier try may be among them."
+                    raise DeliveryUncertain(text)
                 return found
         raise DeliveryUncertain(f"{delivery.room_id} has too many messages since the delivery was made to search for an earlier try.")
 
-    def _read_mark(self, event: dict[str, Any], room_id: RoomId) -> str:
+    def _read_mark(self, event: dict[str, Any], room_id: RoomId) -> str | None:
+        """Return the delivery that one of the bot's own events names, nothing where it names none, None where it can't be read."""
         try:
             content = event["content"]
-            if event["type"] == "m.room.encrypted":
-                content = self._machine.open_room_event(event, room_id)["content"]
+            if event["type"] == "m.room.encrypted" and content:
+                content = self._machine.open_room_event(event, room_id, is_own=True)["content"]
             mark = content.get(DELIVERY_KEY)
-        except (Unreadable, KeyError, TypeError, AttributeError):
+        except Unreadable:
+            return None
+        except (KeyError, TypeError, AttributeError):
             return ""
         return mark if isinstance(mark, str) else ""
 

@@ -407,3 +407,28 @@ async def test_reply_that_five_messages_do_not_hold_comes_as_a_file_too(
         assert decrypt_attachment(uploads[0], file["key"]["k"], file["hashes"]["sha256"], file["iv"]) == text.encode()
     else:
         assert uploads[0] == text.encode()
+
+
+@pytest.mark.requirement("STO-7", "OUT-1")
+async def test_what_a_backup_still_owes_is_looked_for_before_it_is_sent(
+    world: EdgeWorld, server: FabricatedHomeserver, room: FabricatedRoom
+) -> None:
+    """What is older than the restore is in the room already, or sent now, or left to the operator where the bot can't read its own words."""
+    await _started(world)
+    there, missing = world.delivery(room.room_id, "there"), world.delivery(room.room_id, "missing")
+    first = await world.edge.gateway.deliver(there)
+    after = str(world.keystore.now_ms() + 3_600_000)
+
+    def forget() -> None:
+        world.keystore.write_meta("restored_at_ms", after)
+        world.keystore.db.execute("delete from sends")
+
+    await world.keystore.transaction("test.restore", forget)
+    assert await world.edge.gateway.deliver(there) == first
+    await world.edge.gateway.deliver(missing)
+    assert len(server.sent) == 2
+    await world.restart()
+    await world.keystore.transaction("test.lose_keys", lambda: world.keystore.db.execute("delete from megolminboundsessions"))
+    await world.restart()
+    with pytest.raises(DeliveryUncertain, match="can't read"):
+        await world.edge.gateway.deliver(world.delivery(room.room_id, "unknown"))
