@@ -7,6 +7,7 @@ starts. Nothing outlives it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import secrets
 import signal
@@ -28,6 +29,17 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _PROGRAM = [sys.executable, "-m", "hayate_matrix.cli.main"]
+_START = """
+import os, signal, sys, threading
+def end_with_parent():
+    while os.read(0, 1):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
+threading.Thread(target=end_with_parent, daemon=True).start()
+from hayate_matrix.cli.main import main
+main(sys.argv[1:])
+"""
+"""The program, ended by the pipe to the demo: it closes however the demo ends."""
 
 
 def _find_program() -> str:
@@ -85,7 +97,9 @@ class BotProcess:
         with self.log.open("ab") as output:
             self._read = output.tell()
             # Blocking for the milliseconds of a fork; asyncio's own way would end the child with the loop, and the scene ends it itself.
-            self._process = subprocess.Popen([*_PROGRAM, "run"], env=self._environment, stdout=output, stderr=output)  # noqa: ASYNC220
+            self._process = subprocess.Popen(  # noqa: ASYNC220
+                [sys.executable, "-c", _START, "run"], env=self._environment, stdin=subprocess.PIPE, stdout=output, stderr=output
+            )
         started = said = time.monotonic()
         while "ready" not in (text := self.read_log()):
             now = time.monotonic()
@@ -112,6 +126,8 @@ class BotProcess:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+            if process.stdin is not None:
+                process.stdin.close()
 
 
 async def play(*, once: bool) -> None:
@@ -121,6 +137,9 @@ async def play(*, once: bool) -> None:
         HomeserverError: something did not come about; the text says what to do.
     """
     log.configure("error", "text")
+    if (task := asyncio.current_task()) is not None:
+        for number in (signal.SIGTERM, signal.SIGHUP):  # Ctrl-C is asyncio's
+            asyncio.get_running_loop().add_signal_handler(number, task.cancel)
     with tempfile.TemporaryDirectory(prefix="hayate-demo-") as folder, await asyncio.to_thread(Homeserver.start, say=tell) as homeserver:
         passwords = {name: secrets.token_urlsafe(9) for name in ("hana", "hayate")}
         hana, bot = (homeserver.register(name, password).user_id for name, password in passwords.items())
@@ -141,7 +160,8 @@ async def play(*, once: bool) -> None:
             tell(f"  What it logs: {process.log}")
             await asyncio.Event().wait()
         finally:
-            tell("Stopping ...")
+            with contextlib.suppress(OSError):  # nobody may be reading any more
+                tell("Stopping ...")
             await _patiently("the bot to end", asyncio.to_thread(process.end, signal.SIGTERM))
             await _patiently("the guest to end", guest.stop())
 

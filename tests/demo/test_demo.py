@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from hayate_matrix.demo.homeserver import PYTHON_VARIABLE, HomeserverError, find_python
+from tests.support.waiting import eventually
 
 ROOT = Path(__file__).resolve().parents[2]
 SILENCE_S = 5.0
@@ -47,6 +49,46 @@ def test_demo_plays_the_scene_and_is_never_silent() -> None:
     ):
         assert expected in shown
     assert max(silences) <= SILENCE_S, shown
+
+
+@pytest.mark.requirement("NEW-1")
+@pytest.mark.parametrize("end", ["hangup", "kill", "closed output"])
+async def test_nothing_outlives_the_demo(end: str) -> None:
+    """However it ends, its bot ends too; where it can, it takes its folder along."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(
+        [sys.executable, "-m", "hayate_matrix.demo"],
+        cwd=ROOT,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        process_group=0,
+    ) as process:
+        assert process.stdout is not None
+        wanted = "The bot is ready" if end == "closed output" else "doctor --home "
+        shown = []
+        for line in process.stdout:
+            shown.append(line)
+            if wanted in line:
+                break
+        if end == "closed output":
+            process.stdout.close()
+        else:
+            os.kill(process.pid, signal.SIGHUP if end == "hangup" else signal.SIGKILL)
+        process.wait(60)
+    assert process.returncode == {"hangup": 0, "kill": -signal.SIGKILL, "closed output": 1}[end], shown
+    await eventually(lambda: not _is_group_alive(process.pid), timeout_s=60)
+    if end == "hangup":
+        assert not Path(shown[-1].split("--home ")[1].strip()).exists()
+
+
+def _is_group_alive(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 @pytest.mark.requirement("NEW-1")
