@@ -1,4 +1,4 @@
-# The names that everybody uses, CI too. Only Python 3.11 to 3.14 is needed; `make PYTHON=python3.12 setup` takes another one.
+# The names that everybody uses, CI too. Only Python 3.11 to 3.14 is needed; `make PYTHON=python3.12 setup` takes another one, on a clean checkout.
 PYTHON ?= python3
 PYTEST_ARGS ?=
 # Tests wait more than they compute; each worker has a Synapse and a PostgreSQL of its own. WORKERS=0 runs one after the other.
@@ -13,7 +13,8 @@ help: ## show this list
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' Makefile
 
 setup: .venv/ready ## make .venv and Synapse's own environment from the pinned files
-	@$(LOUD) "looking for Synapse's environment" $(BIN)/python -c "from hayate_matrix.demo.homeserver import find_python; print(find_python())"
+	@$(LOUD) "looking for Synapse's environment" $(BIN)/python -c "from hayate_matrix.demo.environment import find_python; find_python()"
+	@$(BIN)/python -c 'import sys; print("Ready, with Python " + sys.version.split()[0] + ". For another one: make clean, then make PYTHON=python3.12 setup")'
 
 .venv/ready: deploy/requirements-build.txt deploy/requirements-dev.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(None if (3, 11) <= sys.version_info[:2] <= (3, 14) else "Python 3.11 to 3.14 is needed; this one is " + sys.version.split()[0] + ". Name another: make PYTHON=python3.12 setup")'
