@@ -312,7 +312,8 @@ class RoomKeySharing:
             while (owed := await self._keystore.read(self._keystore.owed.first_to_device)) is not None:
                 path = f"/_matrix/client/v3/sendToDevice/{quote(owed.event_type, safe='')}/{owed.txn_id}"
                 try:
-                    await self._http.request("to_device", "PUT", path, body={"messages": owed.messages}, timeout_s=60.0)
+                    if owed.messages is not None:
+                        await self._http.request("to_device", "PUT", path, body={"messages": owed.messages}, timeout_s=60.0)
                 except MatrixError as error:
                     _log.error("the homeserver refused to-device messages; they are dropped", type=owed.event_type, error=str(error))
-                await self._keystore.transaction("keys.to_device.settle", partial(self._keystore.owed.settle_to_device, owed.seq))
+                await self._keystore.transaction("keys.to_device.settle", partial(self._keystore.owed.settle_to_device, owed))

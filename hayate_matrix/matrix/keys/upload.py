@@ -54,12 +54,13 @@ class KeyUploads:
         while (owed := await self._keystore.read(self._keystore.owed.first_upload)) is not None:
             upload_id, _, body = owed
             try:
-                await self._http.request("keys_upload", "POST", "/_matrix/client/v3/keys/upload", body=body)
+                if body is not None:
+                    await self._http.request("keys_upload", "POST", "/_matrix/client/v3/keys/upload", body=body)
             except MatrixError as error:
                 # "Already exists" with another key: an earlier copy of this store uploaded it. Its private half is not here, so at most
                 # as many first messages as the server holds keys can't be read; the same answer again and again would be worse.
                 _log.error("the homeserver refused the device's keys; new ones are made", error=str(error))
-            await self._keystore.transaction("keys.upload.settle", partial(self._settle, upload_id))
+            await self._keystore.transaction("keys.upload.settle", partial(self._settle, upload_id, is_damaged=body is None))
 
     def _make(self, key_count: int | None, *, has_unused_fallback: bool | None, is_whole: bool) -> None:
         account, owed = self._machine.account, self._keystore.owed
@@ -86,12 +87,14 @@ class KeyUploads:
             self._keystore.crypto.save_account(account)
             owed.add_upload("keys", body)
 
-    def _settle(self, upload_id: int) -> None:
+    def _settle(self, upload_id: int, *, is_damaged: bool) -> None:
+        self._keystore.owed.settle_upload(upload_id)
+        if is_damaged:  # its keys are still unpublished ones of the account: the next upload takes them along
+            return
         account = self._machine.account
         account.shared = True
         account.mark_keys_as_published()
         self._keystore.crypto.save_account(account)
-        self._keystore.owed.settle_upload(upload_id)
 
     def make_device_keys(self) -> dict[str, Any]:
         """Return the signed object that other clients know this device by."""

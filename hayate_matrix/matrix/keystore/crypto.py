@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _log = get_logger(__name__)
 _DATE = "%Y-%m-%d %H:%M:%S.%f"
-_PICKLE_ERRORS = (vodozemac.PickleException, vodozemac.LibolmPickleException, UnicodeDecodeError)
+PICKLE_ERRORS = (vodozemac.PickleException, vodozemac.LibolmPickleException, UnicodeDecodeError)
 _KEPT_SESSIONS = 5_000
 """Olm sessions and room keys kept in memory; each is 1 to 2 kB, the disk has the rest."""
 
@@ -56,7 +56,7 @@ class CryptoStore(MatrixStore):
         self._account_id = int(row[0])
         try:
             return OlmAccount.from_pickle(bytes(row[1]), self.pickle_key, bool(row[2]))
-        except _PICKLE_ERRORS as error:
+        except PICKLE_ERRORS as error:
             problem = "The device's keys in matrix.db do not open with this sealing key."
             raise StoreError(problem, remedy="Put the store.key back that belongs to this home.") from error
 
@@ -100,7 +100,7 @@ class CryptoStore(MatrixStore):
         for pickle, created, used, session_id in rows:
             try:
                 session = Session.from_pickle(bytes(pickle), _read_date(created), self.pickle_key, _read_date(used))
-            except _PICKLE_ERRORS:
+            except PICKLE_ERRORS:
                 _log.warning("an Olm session does not open and is left out", session=session_id)
                 continue
             found.append(session)
@@ -131,7 +131,7 @@ class CryptoStore(MatrixStore):
         chain = [r[0] for r in db.execute("select sender_key from forwardedchains where session_id = ?", (session_id,))]
         try:
             return InboundGroupSession.from_pickle(bytes(row[0]), row[1], row[2], row[3], self.pickle_key, chain)
-        except _PICKLE_ERRORS:
+        except PICKLE_ERRORS:
             _log.warning("a room key does not open and is set aside", room_key=session_id)
             return None
 

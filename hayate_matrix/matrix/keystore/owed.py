@@ -10,9 +10,13 @@ from uuid import uuid4
 from nio.crypto import OutboundGroupSession
 
 from hayate_matrix.core.ids import DeliveryId, RoomId
+from hayate_matrix.log import get_logger
+from hayate_matrix.matrix.keystore.crypto import PICKLE_ERRORS
 
 if TYPE_CHECKING:
     from hayate_matrix.matrix.keystore.connection import KeyStore
+
+_log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +26,8 @@ class ToDevice:
     seq: int
     txn_id: str
     event_type: str
-    messages: dict[str, dict[str, Any]]
+    messages: dict[str, dict[str, Any]] | None
+    """None for a damaged row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +76,14 @@ class Owed:
         row = self._keystore.db.execute("select seq, txn_id, event_type, messages from to_device order by seq limit 1").fetchone()
         if row is None:
             return None
-        return ToDevice(row[0], row[1], row[2], json.loads(self._keystore.sealer.open("to_device.messages", row[1], row[3])))
+        text = self._keystore.sealer.try_open("to_device.messages", row[1], row[3])
+        return ToDevice(row[0], row[1], row[2], None if text is None else json.loads(text))
 
-    def settle_to_device(self, seq: int) -> None:
-        """Forget a request that the homeserver took."""
-        self._keystore.db.execute("delete from to_device where seq = ?", (seq,))
+    def settle_to_device(self, owed: ToDevice) -> None:
+        """Forget a request that the homeserver took; one that is damaged may have held room keys, so all are made anew."""
+        self._keystore.db.execute("delete from to_device where seq = ?", (owed.seq,))
+        if owed.messages is None:
+            self._keystore.db.execute("update room_keys_out set is_stale = 1")
 
     def last_to_device(self) -> int:
         """Return the number of the newest request that is owed, 0 if none is."""
@@ -89,12 +97,13 @@ class Owed:
         sealed = self._keystore.sealer.seal("uploads.body", str(row[0]), json.dumps(body))
         self._keystore.db.execute("update uploads set body = ? where id = ?", (sealed, row[0]))
 
-    def first_upload(self) -> tuple[int, str, dict[str, Any]] | None:
-        """Return the oldest owed upload as (id, kind, body)."""
+    def first_upload(self) -> tuple[int, str, dict[str, Any] | None] | None:
+        """Return the oldest owed upload as (id, kind, body); the body of a damaged one is None."""
         row = self._keystore.db.execute("select id, kind, body from uploads order by id limit 1").fetchone()
         if row is None:
             return None
-        return row[0], row[1], json.loads(self._keystore.sealer.open("uploads.body", str(row[0]), row[2]))
+        text = self._keystore.sealer.try_open("uploads.body", str(row[0]), row[2])
+        return row[0], row[1], None if text is None else json.loads(text)
 
     def settle_upload(self, upload_id: int) -> None:
         """Forget an upload that the homeserver took."""
@@ -103,13 +112,17 @@ class Owed:
     # -- the room key in use -------------------------------------------------------------------------------------------------
 
     def read_room_key_out(self, room_id: str) -> RoomKeyOut | None:
-        """Return the room key in use, or None."""
+        """Return the room key in use; None where there is none, or it is damaged: a new one is made then."""
         row = self._keystore.db.execute(
             "select pickle, made_at_ms, messages, is_stale from room_keys_out where room_id = ?", (room_id,)
         ).fetchone()
         if row is None:
             return None
-        session = OutboundGroupSession.from_pickle(bytes(row[0]), self._keystore.crypto.pickle_key)
+        try:
+            session = OutboundGroupSession.from_pickle(bytes(row[0]), self._keystore.crypto.pickle_key)
+        except PICKLE_ERRORS:
+            _log.warning("the room key in use does not open and is made anew", room=room_id)
+            return None
         return RoomKeyOut(RoomId(room_id), session, row[1], row[2], bool(row[3]))
 
     def save_room_key_out(self, key: RoomKeyOut) -> None:
@@ -154,26 +167,20 @@ class Owed:
         )
 
     def list_sends(self, delivery_id: str) -> list[Send]:
-        """Return the events of a delivery, in order of its parts."""
+        """Return the events of a delivery, in order of its parts; none where one is damaged: they are made again under the same ids."""
         rows = self._keystore.db.execute(
             "select part, txn_id, room_id, event_type, content, is_encrypted, device_id, made_at_ms from sends "
             "where delivery_id = ? order by part",
             (delivery_id,),
         ).fetchall()
-        return [
-            Send(
-                DeliveryId(delivery_id),
-                part,
-                txn_id,
-                RoomId(room_id),
-                event_type,
-                json.loads(self._keystore.sealer.open("sends.content", f"{delivery_id}/{part}", sealed)),
-                bool(is_encrypted),
-                device_id,
-                made_at_ms,
-            )
-            for part, txn_id, room_id, event_type, sealed, is_encrypted, device_id, made_at_ms in rows
-        ]
+        sends: list[Send] = []
+        for part, txn_id, room_id, event_type, sealed, is_encrypted, device_id, made_at_ms in rows:
+            text = self._keystore.sealer.try_open("sends.content", f"{delivery_id}/{part}", sealed)
+            if text is None:
+                return []
+            content, room = json.loads(text), RoomId(room_id)
+            sends.append(Send(DeliveryId(delivery_id), part, txn_id, room, event_type, content, bool(is_encrypted), device_id, made_at_ms))
+        return sends
 
     def drop_older(self, made_before_ms: int) -> None:
         """Forget events made before a time; their deliveries are found in the room itself if they are asked for again."""

@@ -69,7 +69,7 @@ class RoomRows:
             history_visibility=row[7],
             is_direct=bool(row[8]),
             inviter=UserId(row[9]) if row[9] else None,
-            name=self._keystore.sealer.open("room.name", row[0], row[10]) if row[10] is not None else None,
+            name=self._keystore.sealer.try_open("room.name", row[0], row[10]) if row[10] is not None else None,
             canonical_alias=row[11],
             members_known=bool(row[12]),
             joined_event=EventId(row[13]) if row[13] else None,

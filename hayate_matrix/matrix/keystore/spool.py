@@ -93,8 +93,12 @@ class Spool:
         for major, minor, event_id, sealed in rows:
             if (major, minor) in self._handed:
                 continue
+            text = self._keystore.sealer.try_open("intake.fact", event_id, sealed)
+            if text is None:  # damaged: what it said is lost, and it must not stop what came after it
+                self._handed.add((major, minor))
+                continue
             try:
-                fact = load_fact(self._keystore.sealer.open("intake.fact", event_id, sealed))
+                fact = load_fact(text)
             except (KeyError, TypeError, ValueError) as error:
                 _log.error("a spooled event can't be read by this version and stays where it is", event_id=event_id, error=str(error))
                 continue
@@ -183,25 +187,21 @@ class Spool:
         )
 
     def list_unread(self, *, room_key_id: str | None = None, sender: str | None = None) -> list[Unread]:
-        """Return unread events that wait for this room key, or that this sender sent, in order of arrival."""
+        """Return unread events that wait for this room key, or that this sender sent, in order of arrival (in a transaction)."""
         column, value = ("room_key_id", room_key_id) if room_key_id is not None else ("sender", sender)
         rows = self._keystore.db.execute(  # the column is one of two literals
             "select event_id, room_id, room_key_id, sender, reason, raw, arrived_at_ms from undecryptable "  # noqa: S608 - as said
             f"where {column} = ? order by seq",
             (value,),
         ).fetchall()
-        return [
-            Unread(
-                EventId(event),
-                RoomId(room),
-                key,
-                sender_id,
-                reason,
-                json.loads(self._keystore.sealer.open("undecryptable.raw", event, raw)),
-                at,
-            )
-            for event, room, key, sender_id, reason, raw, at in rows
-        ]
+        found: list[Unread] = []
+        for event, room, key, sender_id, reason, raw, at in rows:
+            text = self._keystore.sealer.try_open("undecryptable.raw", event, raw)
+            if text is None:  # damaged: no key opens it any more
+                self.drop_unread(event, room_id=room)
+            else:
+                found.append(Unread(EventId(event), RoomId(room), key, sender_id, reason, json.loads(text), at))
+        return found
 
     def list_unread_keys(self) -> set[str]:
         """Return the room keys that events wait for."""
