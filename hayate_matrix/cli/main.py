@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from hayate_matrix import __version__
-from hayate_matrix.cli import backup, config, doctor, login
+from hayate_matrix.cli import backup, config, doctor, login, reseal
 from hayate_matrix.cli.options import Config, Home, Rooms, Set, read_settings
 from hayate_matrix.errors import HayateError, StopError, WaitError
 
@@ -34,6 +34,7 @@ app.command("login")(login.login)
 app.command("doctor")(doctor.doctor)
 app.command("backup")(backup.backup)
 app.command("restore")(backup.restore)
+app.command("reseal")(reseal.reseal)
 
 EXIT_UNAVAILABLE = 69
 EXIT_FAULT = 70

@@ -111,11 +111,24 @@ def load_key(secrets_dir: Path, key_file: Path | None = None) -> bytes:
         StoreError: the operator's file is missing, or a file is open to others or holds no key; nothing was changed.
     """
     path = key_file or secrets_dir / KEY_FILE_NAME
+    if find_next_key(path).exists():
+        problem = f"A change of the sealing key {path} was cut off."
+        raise StoreError(problem, remedy="Run `hayate-matrix reseal`, which goes on with it.")
+    return read_key(path, may_make=key_file is None)
+
+
+def find_next_key(path: Path) -> Path:
+    """Return where the next sealing key lies while texts are sealed anew."""
+    return path.with_name(f"{path.name}.next")
+
+
+def read_key(path: Path, *, may_make: bool) -> bytes:
+    """Return the key that the file holds, made where it is missing and may be; see `load_key`."""
     try:
         details = path.stat()
         content = path.read_text("ascii", "replace").strip() if stat.S_ISREG(details.st_mode) else ""
     except FileNotFoundError:
-        if key_file is not None:
+        if not may_make:
             problem = f"store.key_file names {path}, which is not there."
             remedy = f"Put the key back, or for a new store: (umask 077; openssl rand -hex {KEY_BYTES} > {path})"
             raise StoreError(problem, remedy=remedy) from None
@@ -153,7 +166,7 @@ def _make_key(path: Path) -> bytes:
         try:
             os.link(draft, path)
         except FileExistsError:
-            return load_key(path.parent)
+            return read_key(path, may_make=False)
         finally:
             draft.unlink()
         folder = os.open(path.parent, os.O_RDONLY)

@@ -1,17 +1,30 @@
-"""The harness's durable things, side by side, as its parts are handed them."""
+"""The harness's durable things, side by side, as its parts are handed them; and all their sealed texts at once (STO-8)."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import sqlalchemy as sa
+
 from hayate_matrix.store.inbox import Inbox
 from hayate_matrix.store.outbox import Outbox
+from hayate_matrix.store.schema import entries, inbox, meta, outbox
 from hayate_matrix.store.sessions import Sessions
 from hayate_matrix.store.tasks import Tasks
 
 if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
     from hayate_matrix.store.database import Database
     from hayate_matrix.store.sealing import Sealer
+
+KEY_ID = "sealing.key"
+_SEALED = (
+    (inbox, "event_id", "content", "inbox.content"),
+    (entries, "id", "content", "entries.content"),
+    (outbox, "id", "text", "outbox.text"),
+)
+"""Each sealed column with the id and the logical field that are bound into it."""
 
 
 class Stores:
@@ -23,3 +36,22 @@ class Stores:
         self.sessions = Sessions(sealer)
         self.tasks = Tasks()
         self.outbox = Outbox(sealer)
+
+
+def reseal(connection: Connection, old: Sealer, new: Sealer) -> int:
+    """Seal every text anew and return how many there were; nothing is done where the database is under the new key already.
+
+    Raises:
+        StoreError: a text does not open with the old key; nothing was changed.
+    """
+    if connection.scalar(sa.select(meta.c.value).where(meta.c.name == KEY_ID)) == new.key_id:
+        return 0
+    count = 0
+    for table, key, column, field in _SEALED:
+        rows = connection.execute(sa.select(table.c[key], table.c[column]).where(table.c[column].is_not(None))).all()
+        change = sa.update(table).where(table.c[key] == sa.bindparam("_key")).values({column: sa.bindparam("_sealed")})
+        for row_id, sealed in rows:
+            connection.execute(change, {"_key": row_id, "_sealed": new.seal(field, row_id, old.open(field, row_id, sealed))})
+        count += len(rows)
+    connection.execute(sa.update(meta).where(meta.c.name == KEY_ID).values(value=new.key_id))
+    return count

@@ -11,7 +11,7 @@ from hayate_matrix.core.ids import EventId, RoomId
 from hayate_matrix.log import get_logger
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from hayate_matrix.matrix.keystore.connection import KeyStore
 
@@ -81,13 +81,18 @@ class Spool:
         )
         return cursor.rowcount == 1
 
-    def list_ready(self, limit: int) -> list[SpooledFact]:
-        """Return facts that may be handed over, in order: those of a room with an open gap wait behind it unless they pass gaps."""
+    def list_ready(self, limit: int, is_denied: Callable[[RoomId], bool]) -> list[SpooledFact]:
+        """Return facts that may be handed over, in order: those of a room with an open gap wait behind it unless they pass gaps.
+
+        What came while a room was served that is denied now waits too, but the bot's own comings and goings (ROOM-3).
+        """
+        rooms = [RoomId(row[0]) for row in self._keystore.db.execute("select distinct room_id from intake")]
+        denied = json.dumps([room_id for room_id in rooms if is_denied(room_id)])
         rows = self._keystore.db.execute(
-            "select major, minor, event_id, fact from intake as i where (passes_gap = 1 or not exists "
-            "(select 1 from gaps as g where g.room_id = i.room_id and g.major < i.major and g.is_overdue = 0)) "
-            "order by major, minor limit ?",
-            (limit + len(self._handed),),
+            "select major, minor, event_id, fact from intake as i where (passes_gap = 1 or (not exists "
+            "(select 1 from gaps as g where g.room_id = i.room_id and g.major < i.major and g.is_overdue = 0) "
+            "and room_id not in (select value from json_each(?)))) order by major, minor limit ?",
+            (denied, limit + len(self._handed)),
         ).fetchall()
         ready: list[SpooledFact] = []
         for major, minor, event_id, sealed in rows:

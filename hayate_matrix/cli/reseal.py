@@ -1,0 +1,55 @@
+"""`hayate-matrix reseal`: another sealing key (STO-8)."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from functools import partial
+from typing import TYPE_CHECKING
+
+from hayate_matrix.cli.options import Config, Home, Set, read_settings
+
+if TYPE_CHECKING:
+    from hayate_matrix.settings.sources import Loaded
+
+
+def reseal(home: Home = None, config: Config = None, sets: Set = None) -> None:
+    """Change the sealing key: every stored text and key is sealed anew. Stop the bot first.
+
+    Cut off at any point, it goes on when it is run again; until then the bot does not start. Backups made before need the old key.
+
+    Example:
+
+        hayate-matrix reseal
+    """
+    loaded = read_settings(home, config, sets)
+    count, key_id = asyncio.run(_reseal(loaded))
+    print(f"Sealed {count} texts and keys with the new key {key_id}. Keep a copy of it where the backups are not.")
+
+
+async def _reseal(loaded: Loaded) -> tuple[int, str]:
+    from hayate_matrix.app import own_home
+    from hayate_matrix.matrix.keystore.resealing import reseal as reseal_keys
+    from hayate_matrix.store.database import open_database
+    from hayate_matrix.store.sealing import KEY_FILE_NAME, Sealer, find_next_key, read_key
+    from hayate_matrix.store.stores import reseal as reseal_harness
+
+    path = loaded.settings.store.key_file or loaded.home / "secrets" / KEY_FILE_NAME
+    with own_home(loaded.home):
+        old = Sealer(read_key(path, may_make=False))
+        # The next key is on disk before anything is sealed with it, and takes the old one's place when nothing needs that any more.
+        new = Sealer(read_key(find_next_key(path), may_make=True), is_on=loaded.settings.store.seal)
+        database = open_database(loaded.settings.store.url or loaded.home / "hayate.db")
+        try:
+            count = await database.transaction("store.reseal", partial(reseal_harness, old=old, new=new))
+        finally:
+            database.close()
+        if (loaded.home / "matrix.db").exists():
+            count += await asyncio.to_thread(reseal_keys, loaded.home / "matrix.db", old, new)
+        find_next_key(path).replace(path)
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+    return count, new.key_id
