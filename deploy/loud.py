@@ -1,4 +1,4 @@
-"""Runs a command and says every four seconds that it still runs, where the command itself is silent.
+"""Runs a command and says every few seconds that it still runs, where the command itself is silent.
 
 Used by the Makefile before anything is installed, so it needs nothing but Python: `python3 deploy/loud.py "what it does" COMMAND ...`.
 """
@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 
-SILENCE_S = 4.0  # nothing is silent for over five seconds (NEW-4)
+SILENCE_S = 2.5  # nothing is silent for over five seconds (NEW-4), and two commands follow each other within them
 
 
 def main(what: str, command: list[str]) -> int:
