@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[2]
 READY_S = 60.0
 STOP_S = 20.0
-_START = "from tests.support.crashing import end_with_parent; end_with_parent(); from hayate_matrix.cli.main import main; main()"
+_BEFORE = "from tests.support.crashing import end_with_parent; end_with_parent()"
+_START = "from hayate_matrix.cli.main import main; main()"
 
 
 @dataclass(eq=False)
@@ -39,6 +40,10 @@ class Bot:
     url: str
     settings: dict[str, str] = field(default_factory=dict)
     """Settings by their names, as `--set` takes them; `matrix.rooms` too."""
+    variables: dict[str, str] = field(default_factory=dict)
+    """Environment variables that the processes see besides."""
+    prelude: str = ""
+    """Python that runs in the process before the program, to put something out of order there."""
     started: int = 0
     _process: subprocess.Popen[bytes] | None = None
 
@@ -84,7 +89,7 @@ class Bot:
     def environment(self) -> dict[str, str]:
         """What the processes see: nothing of this machine's own settings."""
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("HAYATE_", "PYTEST"))}
-        return {**kept, "HAYATE_HOME": str(self.home), "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "default"}
+        return {**kept, "HAYATE_HOME": str(self.home), "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "default", **self.variables}
 
     async def command(self, *arguments: str, timeout_s: float = 60.0, crash: Crash | None = None) -> tuple[int, str]:
         """Run `hayate-matrix ARGUMENTS` to its end and return its exit code and output."""
@@ -114,7 +119,7 @@ class Bot:
         arguments = ["run", "--set", "log.format=json", "--set", "log.level=debug"]
         for name, value in self.settings.items():
             arguments += ["--set", f"{name}={value}"]
-        program = ["-c", _START] if crash is None else ["-m", "tests.support.crashing", crash.dump()]
+        program = ["-c", f"{_BEFORE}\n{self.prelude}\n{_START}"] if crash is None else ["-m", "tests.support.crashing", crash.dump()]
         with self.log_file.open("ab") as log:
             self._process = subprocess.Popen(
                 [sys.executable, *program, *arguments], env=self.environment, cwd=ROOT, stdin=subprocess.PIPE, stdout=log, stderr=log
