@@ -15,7 +15,7 @@ pin() {
 
 # What builds is installed first and by itself: then nothing is built with a tool that no file pins.
 pin requirements-build.txt --group build
-pin requirements-run.txt --extra postgres --constraint deploy/requirements-build.txt pyproject.toml
-pin requirements-dev.txt --extra postgres --group test --group check --constraint deploy/requirements-run.txt pyproject.toml
+pin requirements-run.txt --extra postgres --extra keyring --constraint deploy/requirements-build.txt pyproject.toml
+pin requirements-dev.txt --extra postgres --extra keyring --group test --group check --constraint deploy/requirements-run.txt pyproject.toml
 pin requirements-synapse.txt --group synapse
 pin requirements-audit.txt --group audit

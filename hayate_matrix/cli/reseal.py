@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -31,7 +30,7 @@ async def _reseal(loaded: Loaded) -> tuple[int, str]:
     from hayate_matrix.app import own_home
     from hayate_matrix.matrix.keystore.resealing import reseal as reseal_keys
     from hayate_matrix.store.database import open_database
-    from hayate_matrix.store.sealing import KEY_FILE_NAME, Sealer, find_next_key, read_key
+    from hayate_matrix.store.sealing import KEY_FILE_NAME, Sealer, find_next_key, promote_next_key, read_key
     from hayate_matrix.store.stores import reseal as reseal_harness
 
     path = loaded.settings.store.key_file or loaded.home / "secrets" / KEY_FILE_NAME
@@ -46,10 +45,5 @@ async def _reseal(loaded: Loaded) -> tuple[int, str]:
             database.close()
         if (loaded.home / "matrix.db").exists():
             count += await asyncio.to_thread(reseal_keys, loaded.home / "matrix.db", old, new)
-        find_next_key(path).replace(path)
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        promote_next_key(path)
     return count, new.key_id

@@ -192,7 +192,11 @@ class Store(Section):
         None, description="The database: unset means `hayate.db` in the home; `postgresql://…` is a PostgreSQL 15 or later."
     )
     seal: bool = Field(default=True, description="Whether all texts are stored encrypted, so that a copied database alone tells nothing.")
-    key_file: Path | None = Field(None, description="The file with the sealing key; unset means `secrets/store.key` in the home.")
+    key_file: Path | None = Field(
+        None,
+        description="The file with the sealing key, or `keyring:NAME` for an entry of the system's keyring; unset means "
+        "`secrets/store.key` in the home.",
+    )
     low_water_bytes: int = Field(
         268_435_456, ge=1_048_576, le=1_099_511_627_776, description="Bytes free on the disk below which nothing more is taken in."
     )

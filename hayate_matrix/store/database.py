@@ -189,7 +189,8 @@ def _connect_sqlite(address: URL) -> Engine:
     except OSError as error:
         problem = f"The database {path} can't be opened: {error.strerror}."
         raise StoreError(problem, remedy=f"Let the bot's user write in {path.parent}.") from error
-    engine = sqlalchemy.create_engine(address, connect_args={"timeout": _BUSY_TIMEOUT_S, "check_same_thread": False})
+    # What an error quotes reaches the log: never a value, which may be what somebody wrote (SEC-3).
+    engine = sqlalchemy.create_engine(address, connect_args={"timeout": _BUSY_TIMEOUT_S, "check_same_thread": False}, hide_parameters=True)
 
     def prepare(connection: sqlite3.Connection, _record: object) -> None:
         connection.isolation_level = None  # SQLAlchemy's begin below is the only one
@@ -209,6 +210,7 @@ def _connect_postgres(address: URL) -> Engine:
     # A lost connection ends the program (StoreError): the start recovers what a cut transaction left open.
     return sqlalchemy.create_engine(
         address,
+        hide_parameters=True,
         pool_size=3,
         connect_args={"application_name": f"hayate-matrix process {os.getpid()}", "options": "-c timezone=UTC -c synchronous_commit=on"},
     )

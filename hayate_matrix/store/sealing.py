@@ -30,6 +30,9 @@ _log = get_logger(__name__)
 KEY_BYTES = 32
 """AES-256."""
 KEY_FILE_NAME = "store.key"
+_KEYRING = "keyring:"
+_SERVICE = "hayate-matrix"
+"""Name under which entries of the system's keyring stand."""
 
 _PLAIN = b"\x00"
 _SEALED = b"\x01"
@@ -105,13 +108,14 @@ class Sealer:
 def load_key(secrets_dir: Path, key_file: Path | None = None) -> bytes:
     """Return the sealing key of `key_file`, else of `secrets_dir/store.key`, which the first start makes (0600).
 
-    The file holds 64 hexadecimal digits, so that it can be copied by hand.
+    The file holds 64 hexadecimal digits, so that it can be copied by hand. A name `keyring:NAME` is an entry of the system's keyring
+    instead of a file; its first use makes it.
 
     Raises:
         StoreError: the operator's file is missing, or a file is open to others or holds no key; nothing was changed.
     """
     path = key_file or secrets_dir / KEY_FILE_NAME
-    if find_next_key(path).exists():
+    if has_key(find_next_key(path)):
         problem = f"A change of the sealing key {path} was cut off."
         raise StoreError(problem, remedy="Run `hayate-matrix reseal`, which goes on with it.")
     return read_key(path, may_make=key_file is None)
@@ -122,8 +126,57 @@ def find_next_key(path: Path) -> Path:
     return path.with_name(f"{path.name}.next")
 
 
+def has_key(path: Path) -> bool:
+    """Whether there is a key at this place, a file or an entry of the keyring."""
+    entry = _find_entry(path)
+    return path.exists() if entry is None else _ask_keyring("get_password", entry) is not None
+
+
+def promote_next_key(path: Path) -> None:
+    """Put the next key into the place of the present one, durably."""
+    following = find_next_key(path)
+    entry = _find_entry(path)
+    if entry is not None:
+        _ask_keyring("set_password", entry, read_key(following, may_make=False).hex())
+        _ask_keyring("delete_password", f"{entry}.next")
+        return
+    following.replace(path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def _find_entry(path: Path) -> str | None:
+    """Return the entry of the system's keyring that `keyring:NAME` names; None for a file."""
+    return path.name.removeprefix(_KEYRING) if path.name.startswith(_KEYRING) else None
+
+
+def _ask_keyring(what: str, *arguments: str) -> str | None:
+    try:
+        import keyring  # noqa: PLC0415 - an optional dependency
+        import keyring.errors  # noqa: PLC0415 - as above
+    except ImportError:
+        problem = "store.key_file names an entry of the system's keyring, and the package that reads it is not installed."
+        raise StoreError(problem, remedy="pip install 'hayate-matrix[keyring]', or name a file.") from None
+    try:
+        answer: str | None = getattr(keyring, what)(_SERVICE, *arguments)
+    except keyring.errors.KeyringError as error:
+        problem = f"The system's keyring can't be used: {type(error).__name__}."
+        raise StoreError(problem, remedy="Unlock it for the bot's user, or name a file in store.key_file.") from error
+    return answer
+
+
 def read_key(path: Path, *, may_make: bool) -> bytes:
-    """Return the key that the file holds, made where it is missing and may be; see `load_key`."""
+    """Return the key at this place, made where it is missing and may be; see `load_key`."""
+    entry = _find_entry(path)
+    if entry is not None:
+        found = _ask_keyring("get_password", entry)
+        if found is None:
+            found = secrets.token_hex(KEY_BYTES)
+            _ask_keyring("set_password", entry, found)
+        return _parse_key(path, found.strip())
     try:
         details = path.stat()
         content = path.read_text("ascii", "replace").strip() if stat.S_ISREG(details.st_mode) else ""
@@ -139,6 +192,10 @@ def read_key(path: Path, *, may_make: bool) -> bytes:
     if details.st_mode & _OPEN_TO_OTHERS:
         problem = f"The sealing key {path} has the permissions {stat.S_IMODE(details.st_mode):04o}: others may read or change it."
         raise StoreError(problem, allowed="0600 or 0400.", remedy=f"chmod 600 {path}")
+    return _parse_key(path, content)
+
+
+def _parse_key(path: Path, content: str) -> bytes:
     try:
         key = bytes.fromhex(content)
     except ValueError:

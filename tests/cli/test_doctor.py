@@ -313,7 +313,9 @@ def test_deliveries_that_are_held_or_uncertain_are_shown(call: Call, well: Fabri
     import sqlite3  # noqa: PLC0415  only this test writes rows by hand
 
     with sqlite3.connect(home / "hayate.db") as connection:
-        connection.execute("INSERT INTO conversations (id, room_id, made_at_ms, is_present, streak) VALUES ('c', '!r:b.org', 0, 1, 0)")
+        connection.execute(
+            "INSERT INTO conversations (id, room_id, made_at_ms, is_present, is_paused, streak) VALUES ('c', '!r:b.org', 0, 1, 0, 0)"
+        )
         for number, state in enumerate(("held", "held", "uncertain", "pending", "sent")):
             connection.execute(
                 "INSERT INTO outbox (id, conversation_id, kind, state, epoch, made_at_ms, text) VALUES (?, 'c', 'reply', ?, 0, 0, x'00')",

@@ -152,6 +152,8 @@ async def test_room_where_something_is_held_is_told_when_it_looks_open(
     async def note(room_id: str) -> None:
         assert room_id == room.room_id
         reopened.append(world.clock.monotonic())
+        with pytest.raises(DeliveryHeld):
+            await world.edge.gateway.deliver(world.delivery(room.room_id))
 
     world.edge.on_reopened = note
     levels = {"users": {alice.user_id: 100}, "users_default": 0}
@@ -413,7 +415,7 @@ async def test_reply_that_five_messages_do_not_hold_comes_as_a_file_too(
 async def test_what_a_backup_still_owes_is_looked_for_before_it_is_sent(
     world: EdgeWorld, server: FabricatedHomeserver, room: FabricatedRoom
 ) -> None:
-    """What is older than the restore is in the room already, or sent now, or left to the operator where the bot can't read its own words."""
+    """What is older than the restore is in the room already, or sent now, or left to the operator where the bot's own words are unread."""
     await _started(world)
     there, missing = world.delivery(room.room_id, "there"), world.delivery(room.room_id, "missing")
     first = await world.edge.gateway.deliver(there)

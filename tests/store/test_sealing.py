@@ -5,12 +5,15 @@ from __future__ import annotations
 import stat
 from typing import TYPE_CHECKING
 
+import keyring
+import keyring.backend
+import keyring.backends.fail
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hayate_matrix.errors import StoreError
-from hayate_matrix.store.sealing import Sealer, load_key
+from hayate_matrix.store.sealing import Sealer, find_next_key, load_key, promote_next_key, read_key
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -123,4 +126,50 @@ def test_a_missing_key_of_the_operator_is_not_made(tmp_path: Path) -> None:
     """A file that the operator named is never made in silence: a wrong path would seal with a key that nobody keeps."""
     with pytest.raises(StoreError, match="openssl rand"):
         load_key(tmp_path, tmp_path / "elsewhere.key")
+    assert list(tmp_path.iterdir()) == []
+
+
+class _MemoryRing(keyring.backend.KeyringBackend):
+    """A keyring of this process, as a backend of the keyring package."""
+
+    priority = 1
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.entries: dict[tuple[str, str], str] = {}
+
+    def get_password(self, service: str, username: str) -> str | None:
+        return self.entries.get((service, username))
+
+    def set_password(self, service: str, username: str, password: str) -> None:
+        self.entries[service, username] = password
+
+    def delete_password(self, service: str, username: str) -> None:
+        del self.entries[service, username]
+
+
+@pytest.mark.requirement("STO-8", "SEC-4")
+def test_key_may_lie_in_the_systems_keyring(tmp_path: Path) -> None:
+    """`keyring:NAME` is made at the first use, read after that, and changed like a file; no file is written."""
+    before = keyring.get_keyring()
+    ring = _MemoryRing()
+    keyring.set_keyring(ring)
+    try:
+        place = tmp_path / "keyring:bot"
+        key = load_key(tmp_path, place)
+        assert load_key(tmp_path, place) == key
+        following = read_key(find_next_key(place), may_make=True)
+        with pytest.raises(StoreError, match="reseal"):
+            load_key(tmp_path, place)
+        promote_next_key(place)
+        assert load_key(tmp_path, place) == following != key
+        assert list(ring.entries) == [("hayate-matrix", "bot")]
+        ring.set_password("hayate-matrix", "bot", "nonsense")
+        with pytest.raises(StoreError, match="64 hexadecimal"):
+            load_key(tmp_path, place)
+        keyring.set_keyring(keyring.backends.fail.Keyring())  # type: ignore[no-untyped-call]
+        with pytest.raises(StoreError, match="Unlock it"):
+            load_key(tmp_path, place)
+    finally:
+        keyring.set_keyring(before)
     assert list(tmp_path.iterdir()) == []
