@@ -49,6 +49,17 @@ async def test_a_transaction_is_whole_or_nothing(database: Database) -> None:
     assert await count(database) == 1
 
 
+@pytest.mark.requirement("SEC-3")
+async def test_an_error_of_the_database_quotes_no_value(database: Database) -> None:
+    """What people wrote is in the statements' values, and what an error says is in the log."""
+    with pytest.raises(sqlalchemy.exc.DBAPIError) as caught:
+        await database.transaction(
+            "test.wrong", lambda connection: connection.execute(text("SELECT :said FROM nowhere"), {"said": "a private word"})
+        )
+    assert "nowhere" in str(caught.value)
+    assert "a private word" not in str(caught.value)
+
+
 @pytest.mark.requirement("STO-5")
 async def test_transactions_run_one_after_the_other_in_one_thread(database: Database) -> None:
     """Two pieces of work never run at once, and never in the thread of the loop."""
