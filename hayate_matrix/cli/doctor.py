@@ -197,6 +197,7 @@ def check_bot(home: Path, now: dt.datetime) -> Iterator[Finding]:
     age_s = (now - status.written_at).total_seconds()
     is_owned = _is_owned(home)
     trouble = f"{status.trouble.code}: {status.trouble.text}" if status.trouble else ""
+    limited = ", limited by the homeserver just now" if status.is_limited else ""
     synced = f"last sync {_tell_age(now, status.last_sync_at)}" if status.last_sync_at else "no sync yet"
     if status.is_stopped:
         yield Finding(
@@ -213,9 +214,9 @@ def check_bot(home: Path, now: dt.datetime) -> Iterator[Finding]:
             "fault", "bot", f"gets no answer from the homeserver ({status.failures} times in a row), {synced}: {trouble}", _advise(status)
         )
     elif (now - (status.last_sync_at or status.started_at)).total_seconds() > _SYNC_OVERDUE_S:
-        yield Finding("fault", "bot", f"runs as process {status.pid}, {synced}", "See its log; it restarts its sync by itself.")
+        remedy = _advise_limited() if status.is_limited else "See its log; it restarts its sync by itself."
+        yield Finding("fault", "bot", f"runs as process {status.pid}, {synced}{limited}", remedy)
     else:
-        limited = ", limited by the homeserver just now" if status.is_limited else ""
         yield Finding("ok", "bot", f"runs as process {status.pid}, {synced}{limited}")
     yield from _check_counts(status)
 
@@ -266,10 +267,14 @@ def check_allowlist(loaded: Loaded) -> Iterator[Finding]:
     yield Finding("ok", "people", f"may speak: {people}; may invite: {inviters}")
 
 
+def _advise_limited() -> str:
+    return "The homeserver limits the account; its administrator can raise the limit. Nothing is lost meanwhile."
+
+
 def _advise(status: status_file.Status) -> str:
     code = status.trouble.code if status.trouble else ""
     if code == "rate-limited":
-        return "The homeserver limits the account; its administrator can raise the limit. Nothing is lost meanwhile."
+        return _advise_limited()
     return "See to the homeserver and to what stands before it. The bot goes on by itself when it answers again; nothing is lost meanwhile."
 
 

@@ -76,6 +76,8 @@ class Http:
         self._session: aiohttp.ClientSession | None = None
         self._next_start_at = 0.0
         self._limited_until = 0.0
+        self._is_refused = False
+        """Whether the last answer was a rate limit."""
 
     @property
     def is_failing(self) -> bool:
@@ -159,10 +161,11 @@ class Http:
         if self.health.failures:
             _log.info("homeserver answers again", failures=self.health.failures)
         self.health.failures = 0
+        self._is_refused = False
         self.health.last_ok_at = self._clock.now()
 
     async def _take_turn(self, *, is_answer: bool) -> None:
-        while self.is_failing:
+        while self.is_failing or self._is_refused:
             now = self._clock.monotonic()
             if now >= self._next_start_at:
                 self._next_start_at = now + _FAILING_SPACING_S
@@ -178,6 +181,7 @@ class Http:
             wait_s = min(error.wait_s if error.wait_s is not None else _DEFAULT_LIMIT_S, _LONGEST_LIMIT_S)
             self._limited_until = max(self._limited_until, now + wait_s)
             self.health.limited_waits += 1
+            self._is_refused = True
             _log.warning("rate limited", request=label, wait_s=round(wait_s, 1))
             # Nobody may ask again before: a limit of "0 s" would otherwise be asked in a tight loop.
             return max(wait_s, _FAILING_SPACING_S)

@@ -105,7 +105,14 @@ async def test_pauses_double_up_to_a_minute(server: FabricatedHomeserver, http: 
 
 
 @pytest.mark.requirement("REL-3")
-async def test_many_callers_together_ask_at_most_twice_a_second(server: FabricatedHomeserver, http: Http, clock: QuickClock) -> None:
+@pytest.mark.parametrize(
+    ("status", "headers", "outcome"),
+    [(502, {}, HomeserverDown), (429, {"Retry-After": "1"}, RateLimited), (429, {"Retry-After": "0"}, RateLimited)],
+    ids=["502", "limit of 1 s", "limit of 0 s"],
+)
+async def test_many_callers_together_ask_at_most_twice_a_second(
+    server: FabricatedHomeserver, http: Http, clock: QuickClock, status: int, headers: dict[str, str], outcome: type[Exception]
+) -> None:
     """Forty rooms that want to send do not storm a homeserver in trouble."""
     times: list[float] = []
 
@@ -113,10 +120,10 @@ async def test_many_callers_together_ask_at_most_twice_a_second(server: Fabricat
         from aiohttp import web  # noqa: PLC0415
 
         times.append(clock.monotonic())
-        return web.Response(status=502, text="<html>")
+        return web.Response(status=status, headers=headers, text="<html>")
 
     failing = server.handles("*", "*/x*", note)
-    with pytest.raises(HomeserverDown):
+    with pytest.raises(outcome):
         await http.request("test", "GET", "/x", retry=False)
     began = clock.monotonic()
     callers = [asyncio.create_task(http.request("test", "PUT", f"/x{number}")) for number in range(40)]
