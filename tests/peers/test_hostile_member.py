@@ -41,6 +41,7 @@ async def test_hostile_member_changes_nothing_stops_nothing_and_is_counted(perso
     # Her next message under another index still counts as hers, and mallory still has no power: `!pause` needs 50.
     honest = await mallory.is_answered(await mallory.say(room, "echo honest", mention=bot.user_id))
     assert honest.body == "honest"
+    await alice.catches_up()
     assert not alice.answers(under_another_name)
     assert [one.body for one in alice.messages(room, sender=bot.user_id)] == ["before", "after", "honest"]
     assert bot.is_running

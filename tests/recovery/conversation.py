@@ -78,7 +78,7 @@ class Conversation:
         for event, expected in self.asked.items():
             answers = self.who.answers(event)
             assert len(answers) == 1, f"{event} has {len(answers)} answers: {[one.body for one in answers]}"
-            assert expected in answers[0].body
+            assert expected in answers[0].body, f"asked for {expected!r}, answered {answers[0].body!r}"
         said = self.who.messages(self.room, sender=self.bot.user_id)
         helps = [one for one in said if one.reply_to not in self.asked or self._is_help(one)]
         assert len([one for one in said if self._is_help(one)]) == self.commands, [one.body[:60] for one in helps]
