@@ -159,7 +159,12 @@ class App:
             ack=matrix.ack,
             command_power=self._settings.commands.power,
         )
-        senses = Senses(is_disk_low=lambda: self._is_low(_TURNS_SHARE), read_power=edge.read_power, find_reference=edge.find_reference)
+        senses = Senses(
+            is_disk_low=lambda: self._is_low(_TURNS_SHARE),
+            is_served=edge.is_served,
+            read_power=edge.read_power,
+            find_reference=edge.find_reference,
+        )
         harness = Harness(
             database, sealer, clock=self._clock, runtime=ScriptedRuntime(self._clock), gateway=edge.gateway, rules=rules, senses=senses
         )

@@ -77,6 +77,9 @@ class Harness:
             on_fault=self._note_fault,
         )
         self._intake = Intake(self._stores, clock, rules, self._feed)
+        self._is_served = senses.is_served
+        self._denied: dict[RoomId, list[InboxRow]] = {}
+        """Requests of earlier runs for rooms that are denied now: nothing is done for them until `release` (ROOM-3)."""
         self._changed = asyncio.Event()
         self._fault: BaseException | None = None
         self._early: list[Accepted] | None = []
@@ -92,24 +95,16 @@ class Harness:
 
         Facts that come in meanwhile are part of it or come behind it, never both.
         """
-        rows, rooms = await self._stores.database.read(self._find_open)
+        rows, rooms, denied = await self._stores.database.read(self._find_open)
         # No await from here to the end of the loops: what is accepted meanwhile is either among `rows` or in `_early`, or both.
         early, self._early = self._early or [], None
         known = {row.event_id for row in rows}
         # What was running comes first: its lane must not begin another turn before it.
         for row in sorted(rows, key=lambda row: (row.state != "running", row.seq)):
-            if row.kind == "command":
-                self._commands.add(row.event_id)
+            if rooms[row.conversation_id] in denied:
+                self._denied.setdefault(rooms[row.conversation_id], []).append(row)
             else:
-                self._lanes.add(
-                    Work(
-                        conversation_id=row.conversation_id,
-                        room_id=rooms[row.conversation_id],
-                        focus=row.focus,
-                        event_id=row.event_id,
-                        reply_to=row.reply_to,
-                    )
-                )
+                self._take_up(row, rooms[row.conversation_id])
         for accepted in early:
             accepted.work = [work for work in accepted.work if work.event_id not in known]
             accepted.commands = [command for command in accepted.commands if command not in known]
@@ -147,7 +142,9 @@ class Harness:
             await self._changed.wait()
 
     async def release(self, room_id: RoomId) -> None:
-        """Try again what is held for a room, which may have become allowed, or the bot may speak in it again."""
+        """Take up what waits for a room, which may have become allowed, or the bot may speak in it again."""
+        for row in self._denied.pop(room_id, []):
+            self._take_up(row, room_id)
         found = await self._stores.database.read(lambda connection: find_conversation(connection, room_id))
         if found is not None:
             self._deliveries.wake(found.id)
@@ -188,9 +185,19 @@ class Harness:
         for conversation_id in conversations:
             self._deliveries.wake(conversation_id)
 
-    def _find_open(self, connection: Connection) -> tuple[list[InboxRow], dict[ConversationId, RoomId]]:
+    def _take_up(self, row: InboxRow, room_id: RoomId) -> None:
+        """Go on with a request or command of an earlier run."""
+        if row.kind == "command":
+            self._commands.add(row.event_id)
+            return
+        self._lanes.add(
+            Work(conversation_id=row.conversation_id, room_id=room_id, focus=row.focus, event_id=row.event_id, reply_to=row.reply_to)
+        )
+
+    def _find_open(self, connection: Connection) -> tuple[list[InboxRow], dict[ConversationId, RoomId], set[RoomId]]:
         rows = self._stores.inbox.list_open(connection)
-        return rows, {conversation_id: get_room(connection, conversation_id) for conversation_id in {row.conversation_id for row in rows}}
+        rooms = {conversation_id: get_room(connection, conversation_id) for conversation_id in {row.conversation_id for row in rows}}
+        return rows, rooms, {room_id for room_id in rooms.values() if not self._is_served(room_id)}
 
     def _note_change(self) -> None:
         self._changed.set()

@@ -46,6 +46,10 @@ def _read_no_power(_room_id: RoomId, _user_id: UserId) -> int | None:
     return None
 
 
+def _is_always_served(_room_id: RoomId) -> bool:
+    return True
+
+
 async def _find_nothing(_room_id: RoomId, _event_id: EventId) -> str | None:
     return None
 
@@ -56,6 +60,8 @@ class Senses:
 
     is_disk_low: Callable[[], bool] = _is_never_low
     """Whether no new turn should be opened (STO-11)."""
+    is_served: Callable[[RoomId], bool] = _is_always_served
+    """Whether the room is on the allowlist now (ROOM-3); asked in the store's thread."""
     read_power: Callable[[RoomId, UserId], int | None] = _read_no_power
     """The power level of somebody in a room; None where it can't be known, which refuses commands that need one."""
     find_reference: Callable[[RoomId, EventId], Awaitable[str | None]] = _find_nothing

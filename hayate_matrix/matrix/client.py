@@ -200,6 +200,10 @@ class Edge:
         """Return what the operator may ask for, by name."""
         return await self._keystore.read(self._count)
 
+    def is_served(self, room_id: RoomId) -> bool:
+        """Whether a room is on the allowlist now; where it is not, `on_reopened` tells when it is. For other threads, like `read_power`."""
+        return self._keystore.read_blocking(lambda: self._sender.note_denied(room_id))
+
     def read_power(self, room_id: RoomId, user_id: UserId) -> int | None:
         """Return the power level of a user in a room that the bot is in; called from the store's thread, which waits for the edge's."""
         return self._keystore.read_blocking(lambda: self.rooms.find_power(room_id, user_id))
@@ -298,19 +302,17 @@ class Edge:
         is_low = self._uploads.is_low(applied.key_count, has_unused_fallback=applied.has_unused_fallback)
         if is_low or applied.new_room_keys or applied.senders_to_query or applied.has_outdated_lists:
             self._keys_wanted.set()
-        if applied.facts:
-            self._has_facts.set()
-        if applied.has_gaps:
-            self._has_gaps.set()
-        if applied.has_invites:
-            self._has_invites.set()
+        wanted = ((applied.facts, self._has_facts), (applied.has_gaps, self._has_gaps), (applied.has_invites, self._has_invites))
+        for is_wanted, event in wanted:
+            if is_wanted:
+                event.set()
         await self._release_held()
 
     async def _hand_facts(self, sink: FactSink) -> None:
         while True:
             await self._has_facts.wait()
             self._has_facts.clear()
-            while ready := await self._keystore.read(partial(self._keystore.spool.list_ready, _HANDED_AT_ONCE)):
+            while ready := await self._keystore.read(partial(self._keystore.spool.list_ready, _HANDED_AT_ONCE, self._sender.note_denied)):
                 await sink.accept([row.fact for row in ready])
                 if self._keystore.spool.note_handed(ready) >= _HANDED_AT_ONCE:
                     await self._keystore.transaction("edge.handed", self._keystore.spool.sweep)
@@ -382,6 +384,7 @@ class Edge:
         if self.on_reopened is not None:
             for room_id in await self._sender.take_reopened():
                 await self.on_reopened(room_id)
+                self._has_facts.set()
 
     def _count(self) -> dict[str, int]:
         spool = self._keystore.spool

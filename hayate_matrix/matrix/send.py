@@ -25,7 +25,8 @@ from hayate_matrix.log import get_logger
 from hayate_matrix.matrix.facts import DELIVERY_KEY
 from hayate_matrix.matrix.keystore.owed import Send
 from hayate_matrix.matrix.machine import Unreadable
-from hayate_matrix.matrix.render import ENCRYPTED_MAX_BYTES, PLAIN_MAX_BYTES, Rendered, split_reply
+from hayate_matrix.matrix.render import ENCRYPTED_MAX_BYTES, PLAIN_MAX_BYTES, split_reply
+from hayate_matrix.matrix.render.content import make_content, make_reaction, make_relation
 
 if TYPE_CHECKING:
     from hayate_matrix.matrix.http import Http
@@ -66,8 +67,10 @@ class Sender:
         self._confirmed_plain: set[RoomId] = set()
         self._allowed: dict[RoomId, bool] = {}
         self._searched_before_ms = 0
-        self._held: dict[RoomId, float] = {}
-        """Rooms where a delivery was held, and when it is tried again at the earliest (monotonic seconds)."""
+        self._held: set[RoomId] = set()
+        """Rooms where something waits until they look open."""
+        self._quiet_until: dict[RoomId, float] = {}
+        """When a room may be told open again at the earliest, monotonic seconds."""
         self._settled: list[str] = []
         self._settled_before: list[str] = []
 
@@ -79,9 +82,9 @@ class Sender:
             try:
                 sent = await self._deliver(delivery)
             except DeliveryHeld:
-                self._held.setdefault(delivery.room_id, 0.0)
+                self._held.add(delivery.room_id)
                 raise
-            self._held.pop(delivery.room_id, None)
+            self._quiet_until.pop(delivery.room_id, None)
             return sent
 
     async def _deliver(self, delivery: Delivery) -> Sent:
@@ -97,12 +100,20 @@ class Sender:
         return Sent(event_ids=tuple(event_ids))
 
     async def take_reopened(self) -> list[RoomId]:
-        """Return the rooms where a delivery was held and could go out now, each at most once in `_HELD_PAUSE_S`."""
+        """Return the rooms where something waited and that look open now, each at most once in `_HELD_PAUSE_S`."""
         now = self._keystore.clock.monotonic()
-        due = [room_id for room_id, not_before in self._held.items() if not_before <= now]
+        due = [room_id for room_id in tuple(self._held) if self._quiet_until.get(room_id, now) <= now]
         found = await self._keystore.read(lambda: [room_id for room_id in due if self._is_open(room_id)]) if due else []
-        self._held.update(dict.fromkeys(found, now + _HELD_PAUSE_S))
+        self._held.difference_update(found)
+        self._quiet_until.update(dict.fromkeys(found, now + _HELD_PAUSE_S))
         return found
+
+    def note_denied(self, room_id: RoomId) -> bool:
+        """Tell whether the room is served, and where it is not, let `take_reopened` look after it (edge's thread)."""
+        is_served = bool(self._rooms.decide(self._rooms.find(room_id)))
+        if not is_served:
+            self._held.add(room_id)
+        return is_served
 
     def _is_open(self, room_id: RoomId) -> bool:
         room = self._rooms.find(room_id)
@@ -169,7 +180,7 @@ class Sender:
         await self._learn_encryption(room)
         is_reaction = delivery.kind == "reaction"
         event_type = "m.reaction" if is_reaction else "m.room.message"
-        contents = [_make_reaction(delivery)] if is_reaction else await self._make_contents(delivery, is_encrypted=bool(room.is_encrypted))
+        contents = [make_reaction(delivery)] if is_reaction else await self._make_contents(delivery, is_encrypted=bool(room.is_encrypted))
         # Reactions travel in clear in encrypted rooms too: the specification has no encrypted form that clients read.
         if room.is_encrypted and not is_reaction:
             payloads = [{"type": event_type, "content": content} for content in contents]
@@ -181,7 +192,7 @@ class Sender:
         """Return the contents of a reply or notice: as many messages as its size asks for, and a file where five are not enough (OUT-4)."""
         split = partial(split_reply, delivery.text, max_bytes=ENCRYPTED_MAX_BYTES if is_encrypted else PLAIN_MAX_BYTES)
         parts = await asyncio.to_thread(split) if len(delivery.text) > _RENDERED_ASIDE else split()
-        contents = [_make_content(delivery, rendered, part) for part, rendered in enumerate(parts)]
+        contents = [make_content(delivery, rendered, part) for part, rendered in enumerate(parts)]
         if parts[-1].overflow is not None:
             contents.append(await self._make_file(delivery, len(parts), is_encrypted=is_encrypted))
         return contents
@@ -204,7 +215,7 @@ class Sender:
             "filename": _FILE_NAME,
             "info": {"mimetype": "text/markdown", "size": len(whole)},
             **place,
-            **_make_relation(delivery, part),
+            **make_relation(delivery, part),
             "m.mentions": {},
             DELIVERY_KEY: f"{delivery.id}/{part}",
         }
@@ -362,35 +373,3 @@ class Sender:
         except (KeyError, TypeError, AttributeError):
             return ""
         return mark if isinstance(mark, str) else ""
-
-
-def _make_content(delivery: Delivery, rendered: Rendered, part: int) -> dict[str, Any]:
-    content: dict[str, Any] = {
-        "msgtype": "m.notice" if delivery.kind == "notice" else "m.text",
-        "body": rendered.body,
-        "m.mentions": {"user_ids": [delivery.mention]} if delivery.mention and part == 0 else {},
-        DELIVERY_KEY: f"{delivery.id}/{part}",
-    }
-    if rendered.formatted_body:
-        content["format"] = "org.matrix.custom.html"
-        content["formatted_body"] = rendered.formatted_body
-    return {**content, **_make_relation(delivery, part)}
-
-
-def _make_relation(delivery: Delivery, part: int) -> dict[str, Any]:
-    """Return how a part refers to its request: the first as a reply, all of them inside the thread."""
-    reply = {"event_id": delivery.request} if delivery.request and part == 0 else None
-    if delivery.thread:
-        relation = {
-            "rel_type": "m.thread",
-            "event_id": delivery.thread,
-            "is_falling_back": reply is None,
-            "m.in_reply_to": reply or {"event_id": delivery.request or delivery.thread},
-        }
-        return {"m.relates_to": relation}
-    return {"m.relates_to": {"m.in_reply_to": reply}} if reply else {}
-
-
-def _make_reaction(delivery: Delivery) -> dict[str, Any]:
-    relation = {"rel_type": "m.annotation", "event_id": delivery.request, "key": delivery.text}
-    return {"m.relates_to": relation, DELIVERY_KEY: f"{delivery.id}/0"}

@@ -9,11 +9,13 @@ import pytest
 
 from hayate_matrix.core.ids import RoomId
 from hayate_matrix.errors import DeliveryRefused, DeliveryUncertain, HomeserverDown, MatrixError, StoreError
-from tests.support.desk import DIRECT, Desk
+from hayate_matrix.harness.rules import Senses
+from tests.support.desk import DIRECT, CountingRuntime, Desk
 from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
     from hayate_matrix.core.deliveries import Delivery
+    from tests.harness.conftest import MakeDesk
 
 OTHER = RoomId("!other")
 
@@ -62,6 +64,35 @@ async def test_what_is_held_is_tried_again(desk: Desk, event: str) -> None:
             await desk.harness.release(DIRECT)
     await desk.idle()
     assert desk.gateway.get_texts(DIRECT) == ["held"]
+
+
+@pytest.mark.requirement("ROOM-3", "RUN-1")
+async def test_requests_of_a_room_that_was_denied_meanwhile_wait_until_it_is_allowed(make_desk: MakeDesk) -> None:
+    """The operator denies a room between two runs: no turn goes on or begins there, no command is run; allowed again all of it is."""
+    served = {DIRECT, OTHER}
+    desk = await make_desk(lambda desk: setattr(desk, "senses", Senses(is_served=lambda room_id: room_id in served)))
+    assert isinstance(desk.runtime, CountingRuntime)
+    await desk.say("slow 5 running")
+    await desk.say("echo queued")
+    await desk.say("echo elsewhere", room=OTHER, is_direct=True)
+    await eventually(lambda: desk.gateway.get_texts(OTHER) == ["elsewhere"])
+    await desk.harness.stop()
+    await desk.accept(desk.message("!status"))
+    desk.database.close()
+    served.remove(DIRECT)
+    await desk.start()
+    prompts = len(desk.runtime.prompts)
+    assert await desk.ask("echo served", room=OTHER, is_direct=True) == ["served"]
+    assert len(desk.runtime.prompts) == prompts + 1
+    assert desk.gateway.get_texts(DIRECT) == []
+    served.add(DIRECT)
+    await desk.harness.release(DIRECT)
+    await eventually(lambda: desk.clock.waits)
+    desk.clock.jump(5)
+    await desk.idle()
+    status, *answers = desk.gateway.get_texts(DIRECT)
+    assert status.startswith("In this room")
+    assert answers == ["running", "queued"]
 
 
 @pytest.mark.requirement("OUT-2")

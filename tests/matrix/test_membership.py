@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from hayate_matrix.core.facts import Membership
+from hayate_matrix.core.ids import RoomId
 from tests.support.edge import BOT
 from tests.support.waiting import eventually
 
@@ -223,3 +225,29 @@ async def test_direct_message_is_what_m_direct_says_never_the_number_of_members(
     direct.says(alice, "direct")
     await world.hears("pair", "direct")
     assert [fact.is_direct for fact in world.heard.facts] == [False, True]  # type: ignore[union-attr]  # messages
+
+
+@pytest.mark.requirement("ROOM-3")
+async def test_what_came_before_a_room_was_denied_is_not_handed_over_until_it_is_allowed(
+    world: EdgeWorld, server: FabricatedHomeserver, room: FabricatedRoom, alice: FabricatedUser
+) -> None:
+    """A message that a crash kept from the harness waits where it is while its room is denied; others are handed over."""
+    other = server.room("!other:fab.test", members=[alice.user_id, BOT])
+    await world.open()
+    await world.synced()
+    accept = world.heard.accept
+
+    async def never(_facts: object) -> None:
+        await asyncio.Event().wait()
+
+    world.heard.accept = never  # type: ignore[method-assign,assignment]
+    room.says(alice, "waits")
+    other.says(alice, "elsewhere")
+    await world.synced()
+    await world.close()
+    world.heard.accept = accept  # type: ignore[method-assign]
+    await world.open(rooms=[other.room_id])
+    await world.hears("elsewhere")
+    assert not await asyncio.to_thread(world.edge.is_served, RoomId(room.room_id))
+    await world.restart()
+    await world.hears("elsewhere", "waits")

@@ -81,13 +81,13 @@ class Spool:
         )
         return cursor.rowcount == 1
 
-    def list_ready(self, limit: int, is_denied: Callable[[RoomId], bool]) -> list[SpooledFact]:
+    def list_ready(self, limit: int, is_served: Callable[[RoomId], bool]) -> list[SpooledFact]:
         """Return facts that may be handed over, in order: those of a room with an open gap wait behind it unless they pass gaps.
 
         What came while a room was served that is denied now waits too, but the bot's own comings and goings (ROOM-3).
         """
         rooms = [RoomId(row[0]) for row in self._keystore.db.execute("select distinct room_id from intake")]
-        denied = json.dumps([room_id for room_id in rooms if is_denied(room_id)])
+        denied = json.dumps([room_id for room_id in rooms if not is_served(room_id)])
         rows = self._keystore.db.execute(
             "select major, minor, event_id, fact from intake as i where (passes_gap = 1 or (not exists "
             "(select 1 from gaps as g where g.room_id = i.room_id and g.major < i.major and g.is_overdue = 0) "

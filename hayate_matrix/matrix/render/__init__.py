@@ -5,7 +5,7 @@ tags and links of Matrix's own list, whatever the Markdown says.
 How: the text is parsed once into blocks; each block is rendered once to HTML and to its plain lines, and parts are filled block by block,
 so the work grows with the length of the text. A block that is too long alone is cut inside: a table between rows, a list between items,
 a code block between lines (closed and opened again), a paragraph between words.
-Not here: relations, mentions and the file that carries a reply too long for five messages (matrix/send).
+Not here: the file that carries a reply too long for five messages (matrix/send).
 """
 
 from __future__ import annotations
