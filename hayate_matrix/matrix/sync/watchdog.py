@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from typing import TYPE_CHECKING
 
 from hayate_matrix.log import get_logger
@@ -34,8 +33,9 @@ async def watch_sync(sync: SyncLoop, http: Http, clock: Clock) -> None:
             _log.error("no sync was applied for three long polls; the loop is started again")
         finally:
             loop.cancel()
-            with contextlib.suppress(asyncio.CancelledError, Exception):
-                await loop
+            await asyncio.wait({loop})  # not `await loop`: its end and a cancel of this task would look the same, and a stop be swallowed
+            if not loop.cancelled():
+                loop.exception()
         sync.last_progress_at = None
 
 
