@@ -120,7 +120,9 @@ class App:
                 f"Nobody has logged in to the home {self._home}.",
                 remedy="Run: hayate-matrix login --homeserver URL --user @bot:example.org",
             )
-        sealer = Sealer(load_key(self._home / "secrets", self._settings.store.key_file), is_on=self._settings.store.seal)
+        is_new = not any((self._home / name).exists() for name in ("matrix.db", "hayate.db"))
+        key = load_key(self._home / "secrets", self._settings.store.key_file, may_make=is_new)
+        sealer = Sealer(key, is_on=self._settings.store.seal)
         database = open_database(self._settings.store.url or self._home / "hayate.db", key_id=sealer.key_id)
         http = Http(credentials.homeserver, self._clock)
         password = read_secret(matrix.password, matrix.password_file, name="matrix.password_file")

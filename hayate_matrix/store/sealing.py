@@ -105,11 +105,13 @@ class Sealer:
         return f"{field}|{row_id}|{self.key_id}".encode()
 
 
-def load_key(secrets_dir: Path, key_file: Path | None = None) -> bytes:
+def load_key(secrets_dir: Path, key_file: Path | None = None, *, may_make: bool = True) -> bytes:
     """Return the sealing key of `key_file`, else of `secrets_dir/store.key`, which the first start makes (0600).
 
     The file holds 64 hexadecimal digits, so that it can be copied by hand. A name `keyring:NAME` is an entry of the system's keyring
     instead of a file; its first use makes it.
+
+    `may_make` is False where something was stored already: a key made then would stand in the place of the one that is needed.
 
     Raises:
         StoreError: the operator's file is missing, or a file is open to others or holds no key; nothing was changed.
@@ -118,6 +120,9 @@ def load_key(secrets_dir: Path, key_file: Path | None = None) -> bytes:
     if has_key(find_next_key(path)):
         problem = f"A change of the sealing key {path} was cut off."
         raise StoreError(problem, remedy="Run `hayate-matrix reseal`, which goes on with it.")
+    if key_file is None and not may_make and not has_key(path):
+        problem = f"The sealing key {path} is gone, and what is stored was sealed with it."
+        raise StoreError(problem, remedy="Put the file back from where you keep its copy; a new key can't open what is stored.")
     return read_key(path, may_make=key_file is None)
 
 

@@ -173,3 +173,13 @@ def test_key_may_lie_in_the_systems_keyring(tmp_path: Path) -> None:
     finally:
         keyring.set_keyring(before)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.requirement("STO-8", "REL-4")
+def test_key_that_is_gone_is_not_replaced_by_a_new_one(tmp_path: Path) -> None:
+    """Where something was stored already, a missing key is told and none is made in its place."""
+    with pytest.raises(StoreError, match="Put the file back"):
+        load_key(tmp_path, may_make=False)
+    assert list(tmp_path.iterdir()) == []
+    key = load_key(tmp_path)
+    assert load_key(tmp_path, may_make=False) == key
