@@ -53,7 +53,7 @@ def backup(
     credentials = load_credentials(loaded.home / "secrets")
     if credentials is None or not (loaded.home / "matrix.db").exists():
         raise AccountError(f"There is nothing in {loaded.home} to back up yet.", remedy="Log in and run the bot once.")
-    sealer = Sealer(load_key(loaded.home / "secrets", loaded.settings.store.key_file))
+    sealer = Sealer(load_key(loaded.home / "secrets", loaded.settings.store.key_file, may_make=False))
     manifest: dict[str, Any] = {
         "format": _FORMAT,
         "program": __version__,
