@@ -10,6 +10,7 @@ import pytest_asyncio
 
 from hayate_matrix.demo.homeserver import Homeserver
 from tests.support.bot import Bot
+from tests.support.missing import count_left_out, leave_out
 from tests.support.person import HAS_OLM, WHY_NO_OLM, Person
 from tests.support.person import person as make_person
 
@@ -39,7 +40,7 @@ def homeserver(request: pytest.FixtureRequest) -> Iterator[Homeserver]:
 async def person(homeserver: Homeserver) -> AsyncIterator[MakePerson]:
     """Makes people, each closed when the test ends."""
     if not HAS_OLM:
-        pytest.skip(WHY_NO_OLM)
+        leave_out(WHY_NO_OLM)
     async with contextlib.AsyncExitStack() as stack:
 
         async def make(name: str, *, url: str | None = None) -> Person:
@@ -80,7 +81,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say loudly when the strict peer was left out."""
-    left_out = [one for one in terminalreporter.stats.get("skipped", []) if WHY_NO_OLM in str(one.longrepr)]
-    if left_out:
-        terminalreporter.write_line(f"{len(left_out)} tests with the strict peer were NOT run: {WHY_NO_OLM}", yellow=True, bold=True)
+    """Say loudly what was left out for want of something."""
+    for why, count in count_left_out(terminalreporter.stats.get("skipped", [])).items():
+        terminalreporter.write_line(f"{count} {'test was' if count == 1 else 'tests were'} NOT run. {why}", yellow=True, bold=True)

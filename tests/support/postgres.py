@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 
+from tests.support.missing import stop_without
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -103,6 +105,6 @@ def run_postgres() -> Iterator[Postgres]:
 def postgres() -> Iterator[Postgres]:
     """A PostgreSQL server, shared by the session: each test makes a database of its own in it."""
     if find_binaries() is None:
-        pytest.fail(HOW_TO_GET_IT)
+        stop_without(HOW_TO_GET_IT)
     with run_postgres() as running:
         yield running
