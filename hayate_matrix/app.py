@@ -19,7 +19,7 @@ from hayate_matrix import log
 from hayate_matrix.core.allowlist import describe_rooms
 from hayate_matrix.core.status import FILE_NAME as STATUS_FILE
 from hayate_matrix.core.status import Status, Trouble, dump_status
-from hayate_matrix.errors import AccountError, StoreError
+from hayate_matrix.errors import AccountError, HayateError, StoreError
 from hayate_matrix.harness.harness import Harness
 from hayate_matrix.harness.rules import Rules, Senses
 from hayate_matrix.matrix.account import Account, load_credentials
@@ -105,6 +105,7 @@ class App:
         self._home = home
         self._clock = clock
         self._started_at = clock.now()
+        self._ended_by: Trouble | None = None
         self._stopping = asyncio.Event()
 
     def stop(self) -> None:
@@ -191,6 +192,10 @@ class App:
                 done, _ = await asyncio.wait(set(waits) - {start}, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
                     task.result()
+        except Exception as error:
+            code = error.code if isinstance(error, HayateError) else "fault"
+            self._ended_by = Trouble(code=code, text=log.redact(str(error)), at=self._clock.now())
+            raise
         finally:
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.remove_signal_handler(number)
@@ -224,6 +229,7 @@ class App:
             started_at=self._started_at,
             written_at=self._clock.now(),
             is_stopped=is_stopped,
+            ended_by=self._ended_by,
             user_id=edge.user_id,
             device_id=edge.device_id,
             last_sync_at=edge.sync.last_applied_at,

@@ -199,7 +199,10 @@ def check_bot(home: Path, now: dt.datetime) -> Iterator[Finding]:
     trouble = f"{status.trouble.code}: {status.trouble.text}" if status.trouble else ""
     limited = ", limited by the homeserver just now" if status.is_limited else ""
     synced = f"last sync {_tell_age(now, status.last_sync_at)}" if status.last_sync_at else "no sync yet"
-    if status.is_stopped:
+    if status.is_stopped and status.ended_by is not None:
+        text = f"stopped {_tell_age(now, status.written_at)} ({status.ended_by.code}): {status.ended_by.text}"
+        yield Finding("fault", "bot", text, "Do what it says, then start it again: hayate-matrix run")
+    elif status.is_stopped:
         yield Finding(
             "note", "bot", f"is not running; it stopped {_tell_age(now, status.written_at)}", trouble and f"Its last error: {trouble}"
         )

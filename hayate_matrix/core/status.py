@@ -37,6 +37,8 @@ class Status:
     written_at: datetime
     is_stopped: bool = False
     """Whether this is the last line of a bot that stopped in order."""
+    ended_by: Trouble | None = None
+    """What stopped it, where it was not told to stop."""
     user_id: str = ""
     device_id: str = ""
     last_sync_at: datetime | None = None
@@ -71,8 +73,9 @@ def load_status(text: str) -> Status | None:
             return None
         for name in ("started_at", "written_at", "last_sync_at"):
             fields[name] = _read_time(fields[name])
-        if fields["trouble"] is not None:
-            fields["trouble"] = Trouble(**{**fields["trouble"], "at": _read_time(fields["trouble"]["at"])})
+        for name in ("trouble", "ended_by"):
+            if fields.get(name) is not None:
+                fields[name] = Trouble(**{**fields[name], "at": _read_time(fields[name]["at"])})
         return Status(**fields)
     except (ValueError, TypeError, KeyError, AttributeError):
         return None

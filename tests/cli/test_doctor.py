@@ -340,6 +340,11 @@ def bot_findings(home: Path, **more: Any) -> list[Finding]:
         ({}, "ok", "runs as process 4242, last sync 2 s ago"),
         ({"is_limited": True}, "ok", "limited by the homeserver"),
         ({"is_stopped": True}, "note", "is not running"),
+        (
+            {"is_stopped": True, "ended_by": Trouble(code="account", text="The device was logged out.", at=NOW)},
+            "fault",
+            "(account): The device was logged out.",
+        ),
         ({"last_sync_at": None}, "ok", "no sync yet"),
         ({"last_sync_at": None, "started_at": NOW - dt.timedelta(minutes=5)}, "fault", "no sync yet"),
         ({"last_sync_at": NOW - dt.timedelta(seconds=95)}, "fault", "last sync 97 s ago"),

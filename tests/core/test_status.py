@@ -26,6 +26,7 @@ NUMBERS = st.integers(min_value=0, max_value=10**9)
         last_sync_at=st.none() | TIMES,
         failures=NUMBERS,
         trouble=st.none() | st.builds(Trouble, code=st.text(max_size=9), text=st.text(max_size=20), at=TIMES),
+        ended_by=st.none() | st.builds(Trouble, code=st.text(max_size=9), text=st.text(max_size=20), at=TIMES),
         is_cross_signed=st.none() | st.booleans(),
         rooms_served=NUMBERS,
         counts=st.dictionaries(st.text(max_size=9), NUMBERS, max_size=4),
