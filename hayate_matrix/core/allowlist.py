@@ -1,7 +1,8 @@
 """Which rooms are served, who may speak in them, and who may invite.
 
 Promise: unset is not empty. No list serves every room; an empty list serves none; what can't be decided is denied.
-How: the edge and the harness ask `decide` before anything is done for a room; each answer carries a reason that the operator can read.
+How: the edge asks before anything is done for a room (`decide` for an invite, `decide_room` for the rest), the harness asks about the
+sender (`decide_person`); each answer carries a reason that the operator can read.
 Not here: resolving aliases (the edge hands in those that are pinned) and who is in a room (the edge hands in the members that it knows).
 """
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hayate_matrix.core.allowlist import Decision, Policy, RoomView, decide_inviter, decide_room
+from hayate_matrix.core.allowlist import Act, Decision, Policy, RoomView, decide, decide_room
 from hayate_matrix.core.ids import EventId, RoomId, UserId
 from hayate_matrix.core.power import find_needed, find_power, has_privileged_creators
 from hayate_matrix.log import get_logger
@@ -160,12 +160,8 @@ class Rooms:
     def decide_invite(self, room: Room) -> Decision:
         """Decide whether an invite to the room is taken."""
         others: frozenset[UserId] | None = frozenset({room.inviter}) if room.is_direct and room.inviter else None
-        served = decide_room(self.policy, RoomView(room_id=room.room_id, others=others), self._read_pins())
-        if not served:
-            return served
-        if room.was_banned:
-            return Decision(is_allowed=False, reason="banned")
-        return decide_inviter(self.policy, room.inviter or UserId(""))
+        view = RoomView(room_id=room.room_id, others=others, is_banned=room.was_banned)
+        return decide(self.policy, Act.INVITE, view, self._read_pins(), sender=room.inviter)
 
     def find_power(self, room_id: RoomId, user_id: UserId) -> int | None:
         """Return a user's power level in a room that the bot is in; None elsewhere."""
