@@ -50,14 +50,12 @@ _PARSE_ASIDE_BYTES = 256 * 1024
 
 @dataclass(slots=True)
 class Health:
-    """What the last requests told about the homeserver; shown by `doctor` and on `/readyz`."""
+    """What the last requests told about the homeserver; shown by `doctor`, through the status file."""
 
-    last_ok_at: datetime | None = None
     last_error: str = ""
     last_code: str = ""
     last_error_at: datetime | None = None
     failures: int = 0
-    limited_waits: int = 0
 
 
 class Http:
@@ -162,7 +160,6 @@ class Http:
             _log.info("homeserver answers again", failures=self.health.failures)
         self.health.failures = 0
         self._is_refused = False
-        self.health.last_ok_at = self._clock.now()
 
     async def _take_turn(self, *, is_answer: bool) -> None:
         while self.is_failing or self._is_refused:
@@ -180,7 +177,6 @@ class Http:
         if isinstance(error, RateLimited):
             wait_s = min(error.wait_s if error.wait_s is not None else _DEFAULT_LIMIT_S, _LONGEST_LIMIT_S)
             self._limited_until = max(self._limited_until, now + wait_s)
-            self.health.limited_waits += 1
             self._is_refused = True
             _log.warning("rate limited", request=label, wait_s=round(wait_s, 1))
             # Nobody may ask again before: a limit of "0 s" would otherwise be asked in a tight loop.

@@ -138,15 +138,6 @@ class RoomRows:
         )
         return [UserId(row[0]) for row in rows]
 
-    def list_shared_rooms(self, user_id: str) -> list[RoomId]:
-        """Return the joined rooms that this user is in too, or invited to."""
-        rows = self._keystore.db.execute(
-            "select m.room_id from members m join rooms r on r.room_id = m.room_id "
-            "where m.user_id = ? and m.membership in ('join', 'invite') and r.membership = 'join'",
-            (user_id,),
-        )
-        return [RoomId(row[0]) for row in rows]
-
     # -- aliases of the allowlist --------------------------------------------------------------------------------------------
 
     def read_aliases(self) -> dict[str, tuple[RoomId | None, RoomId | None]]:

@@ -38,7 +38,6 @@ class Gap:
     prev_batch: str
     border: EventId | None
     """An event where filling stops besides the known ones: the bot's own join."""
-    opened_at_ms: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,8 +162,8 @@ class Spool:
 
     def list_gaps(self) -> list[Gap]:
         """Return the open gaps, oldest first."""
-        rows = self._keystore.db.execute("select major, room_id, prev_batch, border, opened_at_ms from gaps order by major")
-        return [Gap(major, RoomId(room), prev, EventId(border) if border else None, at) for major, room, prev, border, at in rows]
+        rows = self._keystore.db.execute("select major, room_id, prev_batch, border from gaps order by major")
+        return [Gap(major, RoomId(room), prev, EventId(border) if border else None) for major, room, prev, border in rows]
 
     def close_gap(self, major: int) -> None:
         """Note that the gap is filled."""

@@ -205,10 +205,6 @@ class Trust:
         """Forget who held a room key that is no longer used."""
         self._keystore.db.execute("delete from shares where room_key_id = ?", (room_key_id,))
 
-    def drop_shares_with(self, user_id: str, device_id: str) -> None:
-        """Note that the device could not have got the keys it was sent (its Olm session was broken)."""
-        self._keystore.db.execute("delete from shares where user_id = ? and device_id = ?", (user_id, device_id))
-
     def note_index(self, room_key_id: str, message_index: int, event_id: str) -> bool:
         """Note which event used this index of a room key; False where another event did (a replay)."""
         db = self._keystore.db

@@ -103,7 +103,7 @@ class Timeline:
             else:
                 self.add(room, event, applied, provenance=provenance, is_encrypted=False, major=major, minor=minor)
         if too_old:
-            self._add_skipped(room.room_id, too_old, "age", position, moment)
+            self._keystore.spool.add_fact(_skipped(room.room_id, too_old, "age", position, moment))
         self._rooms.save(room)
 
     def add_skipped_gap(self, room_id: RoomId, count: int, major: int, moment: Moment) -> None:
@@ -225,9 +225,6 @@ class Timeline:
             return None
         body = clear["content"].get("body") if clear["type"] == "m.room.message" else None
         return strip_reply_fallback(body) if isinstance(body, str) else None
-
-    def _add_skipped(self, room_id: RoomId, count: int, reason: Literal["age"], position: str, moment: Moment) -> None:
-        self._keystore.spool.add_fact(_skipped(room_id, count, reason, position, moment))
 
     def _set_aside(self, kind: str, error: Exception, event: dict[str, Any], room_id: str) -> None:
         self._keystore.spool.set_aside(
