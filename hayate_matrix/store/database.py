@@ -23,6 +23,7 @@ import sqlalchemy
 from sqlalchemy import event, text
 
 from hayate_matrix.errors import DiskLow, HomeBusyError, StoreError
+from hayate_matrix.store.schema import KEY_ID, READ_KEY_ID, meta
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -74,7 +75,11 @@ class Database:
         return await self._run(self._writer_thread, partial(self._write, name, work))
 
     async def read(self, work: Callable[[Connection], T]) -> T:
-        """Run `work` on a consistent state of the database and return what it returned; writes are refused."""
+        """Run `work` on a consistent state of the database and return what it returned; writes are refused.
+
+        Raises:
+            StoreError: the database can't be read.
+        """
         return await self._run(self._reader_thread, partial(self._look, work))
 
     def own_account(self, user_id: str) -> None:
@@ -257,9 +262,9 @@ def _migrate(connection: Connection) -> None:
 
 
 def _check_key(connection: Connection, key_id: str) -> None:
-    found = connection.scalar(text("SELECT value FROM meta WHERE name = 'sealing.key'"))
+    found = connection.scalar(READ_KEY_ID)
     if found is None:
-        connection.execute(text("INSERT INTO meta (name, value) VALUES ('sealing.key', :key_id)"), {"key_id": key_id})
+        connection.execute(sqlalchemy.insert(meta), {"name": KEY_ID, "value": key_id})
     elif found != key_id:
         problem = f"The database was sealed with the key {found}; the key here is {key_id}."
         raise StoreError(problem, remedy="Put the store.key back that belongs to this database. Nothing was changed.")

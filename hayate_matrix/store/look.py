@@ -16,7 +16,7 @@ import sqlalchemy as sa
 
 from hayate_matrix.errors import StoreError
 from hayate_matrix.store.database import SCHEMA_REVISION, parse_url
-from hayate_matrix.store.schema import inbox, outbox
+from hayate_matrix.store.schema import READ_KEY_ID, inbox, outbox
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -93,7 +93,7 @@ def _look(connection: Connection, where: str) -> Look:
     return Look(
         where=where,
         schema=schema,
-        key_id=connection.scalar(sa.text("SELECT value FROM meta WHERE name = 'sealing.key'")),
+        key_id=connection.scalar(READ_KEY_ID),
         outbox=dict(connection.execute(owed).all()),
         inbox=dict(connection.execute(work).all()),
     )

@@ -24,6 +24,9 @@ _Seq = sa.BigInteger().with_variant(sa.Integer, "sqlite")
 """SQLite numbers rows by itself only where the column is exactly INTEGER."""
 
 meta = sa.Table("meta", metadata, sa.Column("name", sa.Text, primary_key=True), sa.Column("value", sa.Text, nullable=False))
+KEY_ID = "sealing.key"
+"""Name of the row of `meta` that tells the key which the texts are sealed with."""
+READ_KEY_ID = sa.select(meta.c.value).where(meta.c.name == KEY_ID)
 
 conversations = sa.Table(
     "conversations",

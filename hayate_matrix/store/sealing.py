@@ -114,7 +114,8 @@ def load_key(secrets_dir: Path, key_file: Path | None = None, *, may_make: bool 
     `may_make` is False where something was stored already: a key made then would stand in the place of the one that is needed.
 
     Raises:
-        StoreError: the operator's file is missing, or a file is open to others or holds no key; nothing was changed.
+        StoreError: the key is missing and not to be made, a change of it was cut off, its file is open to others or holds no key, or the
+            keyring can't be used; nothing was changed.
     """
     path = key_file or secrets_dir / KEY_FILE_NAME
     if has_key(find_next_key(path)):
@@ -146,11 +147,16 @@ def promote_next_key(path: Path) -> None:
         _ask_keyring("delete_password", f"{entry}.next")
         return
     following.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY)
+    _sync_folder(path.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Bring the folder's names to the disk."""
+    handle = os.open(folder, os.O_RDONLY)
     try:
-        os.fsync(folder)
+        os.fsync(handle)
     finally:
-        os.close(folder)
+        os.close(handle)
 
 
 def _find_entry(path: Path) -> str | None:
@@ -231,11 +237,7 @@ def _make_key(path: Path) -> bytes:
             return read_key(path, may_make=False)
         finally:
             draft.unlink()
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        _sync_folder(path.parent)
     except OSError as error:
         problem = f"The sealing key {path} can't be made: {error.strerror}."
         raise StoreError(problem, remedy=f"Let the bot's user write in {path.parent}.") from error

@@ -8,7 +8,7 @@ import sqlalchemy as sa
 
 from hayate_matrix.store.inbox import Inbox
 from hayate_matrix.store.outbox import Outbox
-from hayate_matrix.store.schema import entries, inbox, meta, outbox
+from hayate_matrix.store.schema import KEY_ID, READ_KEY_ID, entries, inbox, meta, outbox
 from hayate_matrix.store.sessions import Sessions
 from hayate_matrix.store.tasks import Tasks
 
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from hayate_matrix.store.database import Database
     from hayate_matrix.store.sealing import Sealer
 
-KEY_ID = "sealing.key"
 _SEALED = (
     (inbox, "event_id", "content", "inbox.content"),
     (entries, "id", "content", "entries.content"),
@@ -44,7 +43,7 @@ def reseal(connection: Connection, old: Sealer, new: Sealer) -> int:
     Raises:
         StoreError: a text does not open with the old key; nothing was changed.
     """
-    if connection.scalar(sa.select(meta.c.value).where(meta.c.name == KEY_ID)) == new.key_id:
+    if connection.scalar(READ_KEY_ID) == new.key_id:
         return 0
     count = 0
     for table, key, column, field in _SEALED:
