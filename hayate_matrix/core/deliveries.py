@@ -52,6 +52,7 @@ class Gateway(Protocol):
             DeliveryHeld: the room is denied or the bot may not speak there; keep the row and wait.
             DeliveryRefused: the homeserver will never take it; end the row.
             DeliveryUncertain: it can't be known whether it was sent; the operator decides.
+            WaitError: the room changed while it was made ready; hand it over again in a moment.
         """
         ...
 

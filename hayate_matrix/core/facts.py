@@ -37,7 +37,7 @@ class Message(Fact):
     """A message by a person: text, emote, or media with its caption or name."""
 
     msgtype: str
-    """`m.text`, `m.emote`, `m.image`, `m.file`, `m.audio`, `m.video`, `m.location`; `m.notice` never becomes a fact."""
+    """`m.text`, `m.emote`, `m.image`, `m.file`, `m.audio`, `m.video`; others, `m.notice` among them, never become facts."""
     body: str
     """The plain body after the rich-reply fallback was removed; for media the caption or, without one, the empty string."""
     formatted_body: str | None = None
@@ -59,7 +59,7 @@ class Message(Fact):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Edit(Fact):
-    """A replacement of an earlier message; the edge has checked room, and type, the harness checks the sender."""
+    """A replacement of an earlier message; the edge has checked its type, the harness checks that room and sender are the message's."""
 
     target: EventId
     body: str
@@ -122,7 +122,7 @@ def load_fact(text: str) -> AnyFact:
     """Return the fact that `dump_fact` wrote.
 
     Raises:
-        KeyError, TypeError: the text is not of this version; the row stays and the operator is told.
+        KeyError, TypeError, ValueError: the text is not of this version; the row stays and the operator is told.
     """
     fields: dict[str, Any] = json.loads(text)
     kind = _KINDS[fields.pop("kind")]

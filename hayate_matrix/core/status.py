@@ -56,7 +56,7 @@ class Status:
     rooms_served: int = 0
     rooms_denied: int = 0
     counts: dict[str, int] = field(default_factory=dict)
-    """By name what else the operator may ask for: withheld_devices, undecryptable, quarantined, held, uncertain, owed, queued ..."""
+    """By name what else the operator may ask for: withheld_devices, undecryptable, quarantined, intake, and counters of the edge."""
 
 
 def dump_status(status: Status) -> str:

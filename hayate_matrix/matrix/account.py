@@ -1,7 +1,7 @@
 """The account: who the bot is on its homeserver, kept in one file that only its user can read (ACC-1).
 
 Promise: the server makes the device id once and it is kept; a new login is for the same device; a new token is on disk before its use.
-How: `credentials.json` in `secrets/` (0600), written by renaming; `log_in` makes it, `Account.check` compares it with what the server says.
+How: `credentials.json` in `secrets/` (0600), written by renaming; a login makes it, `Account.check` compares it with what the server says.
 Not here: the requests' policy (matrix/http), the device's keys (matrix/keys).
 """
 

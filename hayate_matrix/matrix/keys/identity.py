@@ -127,7 +127,7 @@ class OwnIdentity:
         except MatrixError as error:
             if "flows" not in error.body or self._password is None:
                 problem = f"The homeserver did not take the account's identity ({error.errcode})."
-                remedy = "Give the account's password once (HAYATE_MATRIX__PASSWORD or --password-file) and start again."
+                remedy = "Give the account's password once (HAYATE_MATRIX__PASSWORD or matrix.password_file) and start again."
                 raise EncryptionError(problem, remedy=remedy) from error
             auth = {
                 "type": "m.login.password",
