@@ -103,7 +103,7 @@ def check_disk(loaded: Loaded) -> Iterator[Finding]:
     while not place.exists() and place != place.parent:
         place = place.parent
     free, low = shutil.disk_usage(place).free, loaded.settings.store.low_water_bytes
-    text = f"{free // _MIB:,} MiB free; below {low // _MIB:,} MiB nothing more is taken in"
+    text = f"{free // _MIB:,} MiB free of the {low // _MIB:,} MiB that should be; below a quarter of those nothing is taken in"
     if free < low:
         yield Finding("fault", "disk", text, f"Free some space on the disk of {place}, or lower store.low_water_bytes.")
     else:

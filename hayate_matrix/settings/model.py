@@ -198,7 +198,11 @@ class Store(Section):
         "`secrets/store.key` in the home.",
     )
     low_water_bytes: int = Field(
-        268_435_456, ge=1_048_576, le=1_099_511_627_776, description="Bytes free on the disk below which nothing more is taken in."
+        268_435_456,
+        ge=1_048_576,
+        le=1_099_511_627_776,
+        description="Bytes that should be free on the disk; below half of it new turns wait, below a quarter nothing is taken from the "
+        "homeserver.",
     )
 
 
