@@ -16,6 +16,7 @@ from hayate_matrix.app import SystemClock
 from hayate_matrix.core.allowlist import Policy
 from hayate_matrix.core.facts import Membership, Message
 from hayate_matrix.core.ids import RoomId, UserId
+from hayate_matrix.demo.environment import SILENCE_S
 from hayate_matrix.demo.homeserver import HomeserverError
 from hayate_matrix.matrix.account import Account, log_in_with_password
 from hayate_matrix.matrix.client import Edge, EdgeOptions
@@ -31,8 +32,6 @@ if TYPE_CHECKING:
     from hayate_matrix.demo.homeserver import Say
 
 T = TypeVar("T")
-SILENCE_S = 2.5
-"""Longest wait without a line; NEW-4 allows five seconds, and a busy machine takes its share of them."""
 PATIENCE_S = 90.0
 
 
@@ -108,7 +107,7 @@ class Guest(Edge):
         await self.waits(f"the bot to {membership}", look)
 
     async def waits(self, what: str, look: Callable[[], Awaitable[T | None]]) -> T:
-        """Return what `look` gives once it is true, and say every four seconds what is waited for.
+        """Return what `look` gives once it is true, and say what is waited for while it takes long.
 
         Raises:
             HomeserverError: it did not come.

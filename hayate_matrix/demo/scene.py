@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from hayate_matrix import log
-from hayate_matrix.demo.guest import PATIENCE_S, SILENCE_S, Guest
+from hayate_matrix.demo.environment import SILENCE_S
+from hayate_matrix.demo.guest import PATIENCE_S, Guest
 from hayate_matrix.demo.homeserver import Homeserver, HomeserverError
 
 if TYPE_CHECKING:
