@@ -74,7 +74,7 @@ async def test_burst_while_down_and_while_syncing_is_answered_in_order(person: M
     """Fifty messages while the bot is down and fifty more while it catches up: a hundred answers, each once, in the order asked."""
     alice = await person("alice")
     # Once it has caught up, each further message follows an answer within a second, as a program's would (IN-9).
-    bot = await (await make_bot(settings={"harness.loop_breaker": "1000"})).start()
+    bot = await (await make_bot(settings={"matrix.loop_breaker": "1000"})).start()
     room = await alice.direct_message(bot.user_id)
     await alice.sees_member(room, bot.user_id)
     await alice.is_answered(await alice.say(room, "echo first"))

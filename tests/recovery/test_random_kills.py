@@ -25,7 +25,7 @@ async def test_killed_at_random_instants_it_answers_each_message_once_and_in_ord
     seed = random.randrange(1 << 32)
     chance = random.Random(seed)
     # Talking on without a pause, a person looks like a program (IN-9).
-    bot = await (await make_bot(settings={"harness.loop_breaker": "1000"})).start()
+    bot = await (await make_bot(settings={"matrix.loop_breaker": "1000"})).start()
     conversations = [Conversation(await person(name), bot) for name in ("alice", "ben")]
     for conversation in conversations:
         await conversation.open()

@@ -45,7 +45,7 @@ async def test_power_cut_at_random_instants_loses_nothing_and_repeats_nothing(pe
     """From the first start on everything unsynced is lost again and again: one answer to each message, no key index used twice."""
     seed = random.randrange(1 << 32)
     chance = random.Random(seed)
-    bot = await make_bot(settings={"harness.loop_breaker": "1000"})  # talking on without a pause, a person looks like a program (IN-9)
+    bot = await make_bot(settings={"matrix.loop_breaker": "1000"})  # talking on without a pause, a person looks like a program (IN-9)
     disk = _watch(bot, library)
     conversation = Conversation(await person("alice"), bot)
     is_over = asyncio.Event()
