@@ -123,7 +123,7 @@ def check_key_file(loaded: Loaded) -> Iterator[Finding]:
         yield Finding("note", "sealing", f"{path} is not there yet; the first start makes it")
         return
     try:
-        load_key(path.parent, path)
+        load_key(path.parent, path, may_make=False)
     except StopError as error:
         yield _from_error("sealing", error)
     else:
@@ -175,7 +175,7 @@ def _find_key_id(loaded: Loaded) -> str | None:
 
     path = loaded.settings.store.key_file or loaded.home / "secrets" / KEY_FILE_NAME
     try:
-        return Sealer(load_key(path.parent, path)).key_id
+        return Sealer(load_key(path.parent, path, may_make=False)).key_id
     except StopError:
         return None
 

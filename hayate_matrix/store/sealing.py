@@ -121,10 +121,11 @@ def load_key(secrets_dir: Path, key_file: Path | None = None, *, may_make: bool 
     if has_key(find_next_key(path)):
         problem = f"A change of the sealing key {path} was cut off."
         raise StoreError(problem, remedy="Run `hayate-matrix reseal`, which goes on with it.")
-    if key_file is None and not may_make and not has_key(path):
+    is_ours = key_file is None or _find_entry(path) is not None
+    if is_ours and not may_make and not has_key(path):
         problem = f"The sealing key {path} is gone, and what is stored was sealed with it."
-        raise StoreError(problem, remedy="Put the file back from where you keep its copy; a new key can't open what is stored.")
-    return read_key(path, may_make=key_file is None)
+        raise StoreError(problem, remedy="Put it back from where you keep its copy; a new key can't open what is stored.")
+    return read_key(path, may_make=is_ours)
 
 
 def find_next_key(path: Path) -> Path:

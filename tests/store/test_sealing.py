@@ -156,6 +156,9 @@ def test_key_may_lie_in_the_systems_keyring(tmp_path: Path) -> None:
     keyring.set_keyring(ring)
     try:
         place = tmp_path / "keyring:bot"
+        with pytest.raises(StoreError, match="Put it back"):
+            load_key(tmp_path, place, may_make=False)
+        assert ring.entries == {}
         key = load_key(tmp_path, place)
         assert load_key(tmp_path, place) == key
         following = read_key(find_next_key(place), may_make=True)
@@ -178,7 +181,7 @@ def test_key_may_lie_in_the_systems_keyring(tmp_path: Path) -> None:
 @pytest.mark.requirement("STO-8", "REL-4")
 def test_key_that_is_gone_is_not_replaced_by_a_new_one(tmp_path: Path) -> None:
     """Where something was stored already, a missing key is told and none is made in its place."""
-    with pytest.raises(StoreError, match="Put the file back"):
+    with pytest.raises(StoreError, match="Put it back"):
         load_key(tmp_path, may_make=False)
     assert list(tmp_path.iterdir()) == []
     key = load_key(tmp_path)
