@@ -47,6 +47,7 @@ _RENDERED_ASIDE = 8_000
 _SEARCH_PAGES = 50
 _SEARCH_PAGE = 100
 _TYPING_MS = 30_000
+_POLITE_S = 0.15
 _HELD_PAUSE_S = 60.0
 """Between two tries of what a homeserver refuses for a reason that the room's state does not show."""
 
@@ -126,7 +127,8 @@ class Sender:
         await self._try_politely(room_id, "typing", "PUT", path, body)
 
     async def mark_read(self, room_id: RoomId, event_id: EventId) -> None:
-        """Send a read receipt."""
+        """Send a read receipt, a moment later: an answer that is there at once goes first."""
+        await self._keystore.clock.sleep(_POLITE_S)
         path = f"/_matrix/client/v3/rooms/{quote(room_id, safe='')}/receipt/m.read/{quote(event_id, safe='')}"
         await self._try_politely(room_id, "receipt", "POST", path, {})
 
