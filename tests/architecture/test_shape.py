@@ -124,6 +124,24 @@ def test_pinned_files_hold_names_versions_and_hashes_only(path: Path) -> None:
 
 
 @pytest.mark.requirement("SEC-5")
+CLOCKS = {"sleep", "monotonic", "time", "now", "utcnow", "perf_counter", "wait_for", "timeout"}
+OWN_CLOCK = {"asyncio", "time", "datetime"}
+
+
+@pytest.mark.requirement("CORE-5", "IN-11")
+def test_time_comes_from_the_clock_that_is_handed_in() -> None:
+    """No part of the running bot asks the machine's clock or sleeps by itself: `app` makes the one real clock, tests make theirs."""
+    allowed = {("app.py", "SystemClock"), ("locks.py", "the owner's note, which nobody computes with")}
+    found = set()
+    for path in list_tracked("hayate_matrix/*.py"):
+        if path.parent.name in {"cli", "demo"}:
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Attribute) and node.attr in CLOCKS and isinstance(node.value, ast.Name) and node.value.id in OWN_CLOCK:
+                found.add(path.name)
+    assert found == {name for name, _ in allowed}
+
+
 def test_what_is_imported_is_declared() -> None:
     """The package leans on no library that only happens to be there because another one brought it."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
