@@ -235,7 +235,7 @@ class App:
             last_sync_at=edge.sync.last_applied_at,
             failures=health.failures,
             trouble=trouble,
-            is_limited=http.is_limited,
+            is_limited=http.was_limited,
             is_cross_signed=edge.is_cross_signed,
             allowlist=describe_rooms(self._settings.matrix.rooms),
             rooms_served=counts.pop("rooms.served", 0),

@@ -83,6 +83,11 @@ class Http:
         return self.health.failures > 0
 
     @property
+    def was_limited(self) -> bool:
+        """Whether the last answer was a rate limit, also in the moment in which its time is over and the next try is under way."""
+        return self._is_refused
+
+    @property
     def is_limited(self) -> bool:
         """Whether the account's budget is used up: what is no answer to a person is left out."""
         return self._clock.monotonic() < self._limited_until

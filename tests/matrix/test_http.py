@@ -191,3 +191,17 @@ async def test_proxy_of_the_environment_is_used_unless_the_homeserver_is_left_ou
 
 def _refuse(*_: Any, **__: Any) -> Any:
     raise OSError("no names here")
+
+
+@pytest.mark.requirement("REL-3", "NEW-2")
+async def test_rate_limit_is_told_until_an_answer_comes(server: FabricatedHomeserver, http: Http, clock: QuickClock) -> None:
+    """Whoever looks just when the named time is over still sees that the account is limited; the next answer ends it."""
+    limiting = server.answers("GET", "*/x", {"errcode": "M_LIMIT_EXCEEDED"}, status=429, headers={"Retry-After": "1"})
+    with pytest.raises(RateLimited):
+        await http.request("test", "GET", "/x", retry=False)
+    clock.skip(30)
+    assert (http.is_limited, http.was_limited) == (False, True)
+    limiting.end()
+    server.answers("GET", "*/x", {})
+    await http.request("test", "GET", "/x")
+    assert not http.was_limited
