@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import secrets
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
@@ -57,7 +58,7 @@ async def pair(request: pytest.FixtureRequest) -> AsyncIterator[tuple[Device, De
     async with aiohttp.ClientSession() as http:
         if request.param == "synapse":
             real: Homeserver = request.getfixturevalue("homeserver")
-            names = [f"{who}-{id(http):x}" for who in ("ann", "ben")]
+            names = [f"{who}-{secrets.token_hex(4)}" for who in ("ann", "ben")]
             ann, ben = [Device(http, real.url, await asyncio.to_thread(real.register, name, "pw")) for name in names]
             _, made = await ann.ask("POST", "/createRoom", {"preset": "private_chat", "invite": [ben.login.user_id]})
             await ben.ask("POST", f"/join/{quote(made['room_id'])}", {})
