@@ -47,7 +47,7 @@ def backup(
         raise StoreError(f"{file} exists.", remedy="Name another file; backups are never written over.")
     from hayate_matrix.matrix.account import load_credentials
     from hayate_matrix.matrix.keystore.backup import strip_copy
-    from hayate_matrix.store.look import copy_database
+    from hayate_matrix.store.database.look import copy_database
     from hayate_matrix.store.sealing import Sealer, load_key
 
     credentials = load_credentials(loaded.home / "secrets")

@@ -134,7 +134,7 @@ def check_key_file(loaded: Loaded) -> Iterator[Finding]:
 
 def check_store(loaded: Loaded) -> Iterator[Finding]:
     """Look at the harness's database and at what it owes."""
-    from hayate_matrix.store.look import look_at
+    from hayate_matrix.store.database.look import look_at
 
     try:
         look = look_at(loaded.settings.store.url or loaded.home / "hayate.db")

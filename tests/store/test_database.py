@@ -17,8 +17,8 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import text
 
 from hayate_matrix.errors import HomeBusyError, StoreError
-from hayate_matrix.store import database as database_module
-from hayate_matrix.store.database import MIGRATIONS, SCHEMA_REVISION, Connection, Database, open_database
+from hayate_matrix.store.database import SCHEMA_REVISION, Connection, Database, open_database, opening
+from hayate_matrix.store.database.opening import MIGRATIONS
 from hayate_matrix.store.schema import metadata
 
 if TYPE_CHECKING:
@@ -153,8 +153,8 @@ def test_a_migration_that_fails_is_rolled_back_whole(url: str, tmp_path: Path, m
         "import sqlalchemy as sa\nfrom alembic import op\nrevision, down_revision = '0002', '0001'\n\n"
         "def upgrade():\n    op.add_column('meta', sa.Column('more', sa.Text))\n    op.execute('SELECT nothing FROM nowhere')\n"
     )
-    monkeypatch.setattr(database_module, "MIGRATIONS", folder)
-    monkeypatch.setattr(database_module, "SCHEMA_REVISION", "0002")
+    monkeypatch.setattr(opening, "MIGRATIONS", folder)
+    monkeypatch.setattr(opening, "SCHEMA_REVISION", "0002")
     with pytest.raises((StoreError, sqlalchemy.exc.DBAPIError)):
         open_database(url)
     engine = sqlalchemy.create_engine(url.replace("postgresql://", "postgresql+psycopg://"))

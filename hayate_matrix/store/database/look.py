@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import sqlalchemy as sa
 
 from hayate_matrix.errors import StoreError
-from hayate_matrix.store.database import SCHEMA_REVISION, parse_url
+from hayate_matrix.store.database.opening import SCHEMA_REVISION, parse_url
 from hayate_matrix.store.schema import READ_KEY_ID, inbox, outbox
 
 if TYPE_CHECKING:

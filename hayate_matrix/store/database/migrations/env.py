@@ -1,4 +1,4 @@
-"""Where alembic runs the steps: on the connection, and in the transaction, that `store.database` hands in."""
+"""Where alembic runs the steps: on the connection, and in the transaction, that `opening` hands in."""
 
 from alembic import context
 
