@@ -10,7 +10,6 @@ import secrets
 import time
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
-from urllib.parse import quote
 
 from hayate_matrix.app import SystemClock
 from hayate_matrix.core.allowlist import Policy
@@ -20,7 +19,7 @@ from hayate_matrix.demo.environment import SILENCE_S
 from hayate_matrix.demo.homeserver import HomeserverError
 from hayate_matrix.matrix.account import Account, log_in_with_password
 from hayate_matrix.matrix.client import Edge, EdgeOptions
-from hayate_matrix.matrix.http import Http
+from hayate_matrix.matrix.http import Http, room_path
 from hayate_matrix.matrix.keystore import KeyStore
 from hayate_matrix.store.sealing import Sealer, load_key
 
@@ -86,7 +85,7 @@ class Guest(Edge):
         content = {"msgtype": "m.text", "body": text, "m.mentions": {"user_ids": [to]}}
         sealed: list[dict[str, Any]] = []
         await self._sharing.encrypt(room_id, [{"type": "m.room.message", "content": content}], sealed.extend)
-        path = f"/_matrix/client/v3/rooms/{quote(room_id, safe='')}/send/m.room.encrypted/{secrets.token_hex(8)}"
+        path = room_path(room_id, "send", "m.room.encrypted", secrets.token_hex(8))
         return str((await self._http.request("guest.say", "PUT", path, body=sealed[0]))["event_id"])
 
     async def sees_answer(self, event_id: str) -> Message:

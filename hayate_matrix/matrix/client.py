@@ -15,6 +15,7 @@ from urllib.parse import quote
 
 from hayate_matrix.errors import HayateError, MatrixError, StopError, WaitError
 from hayate_matrix.log import get_logger
+from hayate_matrix.matrix.http import room_path
 from hayate_matrix.matrix.keys.devices import DeviceLists
 from hayate_matrix.matrix.keys.identity import OwnIdentity
 from hayate_matrix.matrix.keys.late import LateKeys
@@ -210,9 +211,8 @@ class Edge:
 
     async def find_reference(self, room_id: RoomId, event_id: EventId) -> str | None:
         """Return the text of an event that a message replies to, fetched and decrypted if need be; best effort, never raises."""
-        path = f"/_matrix/client/v3/rooms/{quote(room_id, safe='')}/event/{quote(event_id, safe='')}"
         try:
-            event = await self._http.request("reference", "GET", path, timeout_s=10.0, retry=False)
+            event = await self._http.request("reference", "GET", room_path(room_id, "event", event_id), timeout_s=10.0, retry=False)
             return await self._keystore.transaction("edge.reference", lambda: self._timeline.read_text(event, room_id))
         except HayateError as error:
             _log.info("the message that was replied to can't be had", room=room_id, error=str(error))
@@ -256,9 +256,8 @@ class Edge:
         """
         recent = await self._keystore.read(lambda: self._keystore.spool.list_recent(limit=1))
         for room_id, event_id in recent:
-            path = f"/_matrix/client/v3/rooms/{quote(room_id, safe='')}/event/{quote(event_id, safe='')}"
             try:
-                await self._http.request("probe", "GET", path)
+                await self._http.request("probe", "GET", room_path(room_id, "event", event_id))
             except MatrixError as error:
                 if error.errcode == "M_NOT_FOUND":
                     _log.error("the homeserver has lost the last event that the bot saw; known rooms go on where they were")

@@ -15,7 +15,7 @@ import random
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
@@ -231,7 +231,9 @@ class Http:
             raise HomeserverDown(text) from error
         except aiohttp.ClientConnectorCertificateError as error:
             text = f"The certificate of {self.homeserver} was refused: {error.certificate_error}."
-            raise HomeserverDown(text, remedy="Check the certificate, or the address in matrix.homeserver.") from error
+            raise HomeserverDown(
+                text, remedy="Check the certificate; another address is named at the login: hayate-matrix login --homeserver URL"
+            ) from error
         except aiohttp.ClientConnectorError as error:
             text = f"{self.homeserver} can't be reached: {error.os_error.strerror or error.os_error}."
             raise HomeserverDown(text, remedy="See whether it runs, and whether its address is right.") from error
@@ -255,6 +257,11 @@ class Http:
         except ValueError:
             return
         self.server_offset_s = server.timestamp() - self._clock.now().timestamp()
+
+
+def room_path(room_id: str, *parts: str) -> str:
+    """Return the client API's path of something in a room, each part percent-encoded."""
+    return "/".join(("/_matrix/client/v3/rooms", *(quote(part, safe="") for part in (room_id, *parts))))
 
 
 def _find_proxy(homeserver: str) -> str | None:

@@ -9,6 +9,7 @@ from urllib.parse import quote
 from hayate_matrix.core.ids import RoomId
 from hayate_matrix.errors import MatrixError, WaitError
 from hayate_matrix.log import get_logger
+from hayate_matrix.matrix.http import room_path
 
 if TYPE_CHECKING:
     from hayate_matrix.matrix.http import Http
@@ -72,9 +73,7 @@ class Memberships:
 
     async def _join(self, room_id: RoomId) -> None:
         try:
-            await self._http.request(
-                "join", "POST", f"/_matrix/client/v3/rooms/{quote(room_id, safe='')}/join", timeout_s=120.0, retry=False
-            )
+            await self._http.request("join", "POST", room_path(room_id, "join"), timeout_s=120.0, retry=False)
         except (MatrixError, WaitError) as error:
             _log.warning("a join failed and is tried again", room=room_id, error=str(error))
             await self._keystore.transaction("room.join_failed", lambda: self._note_failure(room_id))
@@ -84,7 +83,7 @@ class Memberships:
 
     async def _leave(self, room_id: RoomId) -> None:
         try:
-            await self._http.request("leave", "POST", f"/_matrix/client/v3/rooms/{quote(room_id, safe='')}/leave", retry=False)
+            await self._http.request("leave", "POST", room_path(room_id, "leave"), retry=False)
         except WaitError as error:
             _log.warning("a leave failed and is tried again", room=room_id, error=str(error))
             return

@@ -14,7 +14,6 @@ import dataclasses
 from collections import defaultdict
 from functools import partial
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
 
 from nio.crypto.attachments import encrypt_attachment
 
@@ -23,6 +22,7 @@ from hayate_matrix.core.ids import EventId, RoomId
 from hayate_matrix.errors import DeliveryHeld, DeliveryRefused, DeliveryUncertain, HayateError, MatrixError, WaitError
 from hayate_matrix.log import get_logger
 from hayate_matrix.matrix.facts import DELIVERY_KEY
+from hayate_matrix.matrix.http import room_path
 from hayate_matrix.matrix.keystore.owed import Send
 from hayate_matrix.matrix.machine import Unreadable
 from hayate_matrix.matrix.render import ENCRYPTED_MAX_BYTES, PLAIN_MAX_BYTES, split_reply
@@ -67,7 +67,6 @@ class Sender:
         self._locks: defaultdict[RoomId, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._confirmed_plain: set[RoomId] = set()
         self._allowed: dict[RoomId, bool] = {}
-        self._searched_before_ms = 0
         self._held: set[RoomId] = set()
         """Rooms where something waits until they look open."""
         self._quiet_until: dict[RoomId, float] = {}
@@ -89,10 +88,10 @@ class Sender:
             return sent
 
     async def _deliver(self, delivery: Delivery) -> Sent:
-        problem, room, sends = await self._keystore.read(partial(self._look, delivery))
+        problem, room, sends, restored_at_ms = await self._keystore.read(partial(self._look, delivery))
         if problem:
             raise DeliveryHeld(f"Nothing is sent to {delivery.room_id}: {problem}.")
-        found = await self._search(delivery) if self._must_search(delivery, sends) else {}
+        found = await self._search(delivery) if self._must_search(delivery, sends, restored_at_ms) else {}
         if found and not sends:
             return Sent(event_ids=tuple(found[part] for part in sorted(found)))
         sends = [await self._protect(delivery, send) for send in sends] or await self._prepare(delivery, room)
@@ -122,14 +121,14 @@ class Sender:
 
     async def show_typing(self, room_id: RoomId, *, is_typing: bool) -> None:
         """Tell the room that an answer is being made, or no longer."""
-        path = f"/_matrix/client/v3/rooms/{quote(room_id, safe='')}/typing/{quote(self._machine.user_id, safe='')}"
+        path = room_path(room_id, "typing", self._machine.user_id)
         body = {"typing": True, "timeout": _TYPING_MS} if is_typing else {"typing": False}
         await self._try_politely(room_id, "typing", "PUT", path, body)
 
     async def mark_read(self, room_id: RoomId, event_id: EventId) -> None:
         """Send a read receipt, a moment later: an answer that is there at once goes first."""
         await self._keystore.clock.sleep(_POLITE_S)
-        path = f"/_matrix/client/v3/rooms/{quote(room_id, safe='')}/receipt/m.read/{quote(event_id, safe='')}"
+        path = room_path(room_id, "receipt", "m.read", event_id)
         await self._try_politely(room_id, "receipt", "POST", path, {})
 
     async def _try_politely(self, room_id: RoomId, label: str, method: str, path: str, body: dict[str, Any]) -> None:
@@ -158,13 +157,13 @@ class Sender:
 
     # -- before the first try ------------------------------------------------------------------------------------------------
 
-    def _look(self, delivery: Delivery) -> tuple[str, Room, list[Send]]:
-        """Return why nothing may be sent (or nothing), the room, and what an earlier try kept."""
-        self._searched_before_ms = int(self._keystore.read_meta("restored_at_ms") or 0)
+    def _look(self, delivery: Delivery) -> tuple[str, Room, list[Send], int]:
+        """Return why nothing may be sent (or nothing), the room, what an earlier try kept, and when a backup was restored (0: never)."""
         return (
             self._find_problem(delivery.room_id),
             self._rooms.find(delivery.room_id),
             self._keystore.owed.list_sends(delivery.id),
+            int(self._keystore.read_meta("restored_at_ms") or 0),
         )
 
     def _find_problem(self, room_id: RoomId) -> str:
@@ -251,7 +250,7 @@ class Sender:
         """Make sure that it is known whether the room is encrypted; asked once a process for rooms that are not (E2E-5)."""
         if room.is_encrypted or room.room_id in self._confirmed_plain:
             return
-        path = f"/_matrix/client/v3/rooms/{quote(room.room_id, safe='')}/state/m.room.encryption/"
+        path = room_path(room.room_id, "state", "m.room.encryption", "")
         try:
             content = await self._http.request("encryption_state", "GET", path)
         except MatrixError as error:
@@ -306,8 +305,7 @@ class Sender:
     # -- tries ---------------------------------------------------------------------------------------------------------------
 
     async def _put(self, send: Send) -> EventId:
-        room, kind = quote(send.room_id, safe=""), quote(send.event_type, safe="")
-        path = f"/_matrix/client/v3/rooms/{room}/send/{kind}/{quote(send.txn_id, safe='')}"
+        path = room_path(send.room_id, "send", send.event_type, send.txn_id)
         try:
             answer = await self._http.request("send", "PUT", path, body=send.content, timeout_s=60.0)
         except MatrixError as error:
@@ -319,12 +317,12 @@ class Sender:
         event_id = answer.get("event_id")
         return EventId(event_id if isinstance(event_id, str) else "")
 
-    def _must_search(self, delivery: Delivery, sends: list[Send]) -> bool:
+    def _must_search(self, delivery: Delivery, sends: list[Send], restored_at_ms: int) -> bool:
         made_at_ms = delivery.created_at_ms or self._keystore.now_ms()
         oldest_ms = min([send.made_at_ms for send in sends], default=made_at_ms)
         is_old = self._keystore.now_ms() - oldest_ms > TRUSTED_TXN_MS
         # What a backup still owes may have been sent after the backup was made, by the device that it was made of.
-        is_restored = not sends and made_at_ms < self._searched_before_ms
+        is_restored = not sends and made_at_ms < restored_at_ms
         return is_old or is_restored or any(send.device_id != self._machine.device_id for send in sends)
 
     async def _search(self, delivery: Delivery) -> dict[int, EventId]:
@@ -336,7 +334,7 @@ class Sender:
         found: dict[int, EventId] = {}
         unread = 0
         earliest_ms = delivery.created_at_ms - 3600 * 1000
-        path = f"/_matrix/client/v3/rooms/{quote(delivery.room_id, safe='')}/messages"
+        path = room_path(delivery.room_id, "messages")
         start: str | None = None
         for _ in range(_SEARCH_PAGES):
             query = {"dir": "b", "limit": str(_SEARCH_PAGE)}

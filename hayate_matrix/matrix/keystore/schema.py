@@ -19,7 +19,6 @@ TABLES = (
     ) without rowid""",
     """create table if not exists members (
         room_id text not null, user_id text not null, membership text not null, primary key (room_id, user_id)) without rowid""",
-    "create index if not exists members_by_user on members (user_id, membership)",
     "create table if not exists recent (seq integer primary key autoincrement, room_id text not null, event_id text not null)",
     "create unique index if not exists recent_by_event on recent (room_id, event_id)",
     """create table if not exists intake (
@@ -66,7 +65,7 @@ TABLES = (
     """create table if not exists sends (
         delivery_id text not null, part integer not null, txn_id text not null, room_id text not null, event_type text not null,
         content blob not null, is_encrypted integer not null, device_id text not null, made_at_ms integer not null,
-        is_sent integer not null default 0, primary key (delivery_id, part)) without rowid""",
+        primary key (delivery_id, part)) without rowid""",
     "create table if not exists secrets (name text primary key, value blob not null) without rowid",
     "create table if not exists aliases (alias text primary key, room_id text, other_room_id text) without rowid",
 )

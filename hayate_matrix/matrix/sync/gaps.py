@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from functools import partial
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
 
 from hayate_matrix.errors import MatrixError
 from hayate_matrix.log import get_logger
+from hayate_matrix.matrix.http import room_path
 from hayate_matrix.matrix.sync.guard import is_event
 from hayate_matrix.matrix.sync.timeline import Applied, Moment, Timeline
 
@@ -54,7 +54,7 @@ class GapFiller:
         return await self._keystore.transaction("sync.gap.overdue", lambda: self._keystore.spool.mark_overdue(before_ms))
 
     async def _fill(self, gap: Gap, applied: Applied) -> None:
-        path = f"/_matrix/client/v3/rooms/{quote(gap.room_id, safe='')}/messages"
+        path = room_path(gap.room_id, "messages")
         start: str | None = gap.prev_batch
         newest_first: list[dict[str, Any]] = []
         skipped = 0

@@ -7,7 +7,7 @@ Not here: sections of a response and its position (`apply`).
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from hayate_matrix.core.facts import Membership, Message, Skipped
@@ -191,17 +191,7 @@ class Timeline:
             clear = self._machine.open_room_event(unread.raw, unread.room_id, devices_are_fresh=devices_are_fresh)
         except Unreadable as error:
             if error.reason in WAITING:
-                spool.add_unread(
-                    Unread(
-                        unread.event_id,
-                        unread.room_id,
-                        error.room_key_id or unread.room_key_id,
-                        unread.sender,
-                        error.reason,
-                        unread.raw,
-                        unread.arrived_at_ms,
-                    )
-                )
+                spool.add_unread(replace(unread, room_key_id=error.room_key_id or unread.room_key_id, reason=error.reason))
                 if error.reason == "unknown-device":
                     applied.senders_to_query.add(unread.sender)
                 return
