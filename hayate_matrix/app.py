@@ -84,6 +84,11 @@ def own_home(home: Path) -> Ownership:
     return own(home / HOME_LOCK, what=f"the home {home}")
 
 
+def has_databases(home: Path) -> bool:
+    """Whether something was stored in this home: a sealing key is made only where nothing was."""
+    return any((home / name).exists() for name in ("matrix.db", "hayate.db"))
+
+
 async def run(loaded: Loaded) -> None:
     """Run the bot until SIGTERM or SIGINT.
 
@@ -121,8 +126,7 @@ class App:
                 f"Nobody has logged in to the home {self._home}.",
                 remedy="Run: hayate-matrix login --homeserver URL --user @bot:example.org",
             )
-        is_new = not any((self._home / name).exists() for name in ("matrix.db", "hayate.db"))
-        key = load_key(self._home / "secrets", self._settings.store.key_file, may_make=is_new)
+        key = load_key(self._home / "secrets", self._settings.store.key_file, may_make=not has_databases(self._home))
         sealer = Sealer(key, is_on=self._settings.store.seal)
         database = open_database(self._settings.store.url or self._home / "hayate.db", key_id=sealer.key_id)
         http = Http(credentials.homeserver, self._clock)

@@ -114,7 +114,7 @@ async def _restore(file: Path, loaded: Loaded) -> str:
     from hayate_matrix.cli.login import ask_for_login
     from hayate_matrix.matrix.account import FILE_NAME
     from hayate_matrix.matrix.keystore.backup import adopt_copy
-    from hayate_matrix.store.sealing import Sealer, load_key
+    from hayate_matrix.store.sealing import Sealer, find_key_place, load_key
 
     with own_home(loaded.home), tempfile.TemporaryDirectory(dir=loaded.home, prefix=".restore-") as name:
         for part in ("matrix.db", "hayate.db", "secrets/credentials.json"):
@@ -123,8 +123,9 @@ async def _restore(file: Path, loaded: Loaded) -> str:
         folder = Path(name)
         manifest = _unpack(file, folder)
         key_file = loaded.settings.store.key_file
-        if key_file is None and not (loaded.home / "secrets" / "store.key").exists():
-            remedy = f"Put the sealing key {manifest['key_id']} into {loaded.home / 'secrets' / 'store.key'} (0600) first."
+        place = find_key_place(loaded.home / "secrets", key_file)
+        if key_file is None and not place.exists():
+            remedy = f"Put the sealing key {manifest['key_id']} into {place} (0600) first."
             raise StoreError("The backup is sealed, and its key is not here.", remedy=remedy)
         sealer = Sealer(load_key(loaded.home / "secrets", key_file))
         if sealer.key_id != manifest["key_id"]:

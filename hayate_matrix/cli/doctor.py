@@ -112,15 +112,19 @@ def check_disk(loaded: Loaded) -> Iterator[Finding]:
 
 def check_key_file(loaded: Loaded) -> Iterator[Finding]:
     """Look at the sealing key, without making one."""
-    from hayate_matrix.store.sealing import load_key
+    from hayate_matrix.store.sealing import find_key_place, load_key
 
     if not loaded.settings.store.seal:
         yield Finding("note", "sealing", "off: texts are stored readable", "Set store.seal = true to change that for new rows.")
         return
     named = loaded.settings.store.key_file
-    path = named or loaded.home / "secrets" / "store.key"
+    path = find_key_place(loaded.home / "secrets", named)
     if named is None and not path.exists():
-        yield Finding("note", "sealing", f"{path} is not there yet; the first start makes it")
+        if _has_databases(loaded.home):
+            remedy = "Put it back from where you keep its copy: the bot does not start without it, and a new key can't open what is stored."
+            yield Finding("fault", "sealing", f"{path} is gone, and what is stored was sealed with it", remedy)
+        else:
+            yield Finding("note", "sealing", f"{path} is not there yet; the first start makes it")
         return
     try:
         load_key(path.parent, path, may_make=False)
@@ -162,6 +166,12 @@ def check_store(loaded: Loaded) -> Iterator[Finding]:
         yield Finding("ok", "outbox", text)
 
 
+def _has_databases(home: Path) -> bool:
+    from hayate_matrix.app import has_databases
+
+    return has_databases(home)
+
+
 def _is_owned(home: Path) -> bool:
     from hayate_matrix.app import HOME_LOCK
     from hayate_matrix.store.locks import is_owned
@@ -171,9 +181,9 @@ def _is_owned(home: Path) -> bool:
 
 def _find_key_id(loaded: Loaded) -> str | None:
     """Return the id of the sealing key, without making one; None where it is missing or can't be used."""
-    from hayate_matrix.store.sealing import KEY_FILE_NAME, Sealer, load_key
+    from hayate_matrix.store.sealing import Sealer, find_key_place, load_key
 
-    path = loaded.settings.store.key_file or loaded.home / "secrets" / KEY_FILE_NAME
+    path = find_key_place(loaded.home / "secrets", loaded.settings.store.key_file)
     try:
         return Sealer(load_key(path.parent, path, may_make=False)).key_id
     except StopError:

@@ -47,7 +47,7 @@ async def _check_versions(http: Http) -> Finding:
     try:
         answer = await anonymous.request("doctor.versions", "GET", "/_matrix/client/versions", retry=False, timeout_s=_PATIENCE_S)
     except HayateError as error:
-        remedy = error.remedy or "See whether it runs, whether the address is right (matrix.homeserver), and what stands before it."
+        remedy = error.remedy or "See whether it runs, whether the address that the login kept is right, and what stands before it."
         named = "" if http.homeserver in error.problem else f"{http.homeserver}: "
         return Finding("fault", "homeserver", named + error.problem, remedy)
     finally:

@@ -30,10 +30,10 @@ async def _reseal(loaded: Loaded) -> tuple[int, str]:
     from hayate_matrix.app import own_home
     from hayate_matrix.matrix.keystore.resealing import reseal as reseal_keys
     from hayate_matrix.store.database import open_database
-    from hayate_matrix.store.sealing import KEY_FILE_NAME, Sealer, find_next_key, promote_next_key, read_key
+    from hayate_matrix.store.sealing import Sealer, find_key_place, find_next_key, promote_next_key, read_key
     from hayate_matrix.store.stores import reseal as reseal_harness
 
-    path = loaded.settings.store.key_file or loaded.home / "secrets" / KEY_FILE_NAME
+    path = find_key_place(loaded.home / "secrets", loaded.settings.store.key_file)
     with own_home(loaded.home):
         old = Sealer(read_key(path, may_make=False))
         # The next key is on disk before anything is sealed with it, and takes the old one's place when nothing needs that any more.

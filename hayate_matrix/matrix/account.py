@@ -21,6 +21,7 @@ from hayate_matrix import log
 from hayate_matrix.core.allowlist import parse_user
 from hayate_matrix.core.ids import DeviceId, UserId
 from hayate_matrix.errors import AccountError, InputError, MatrixError
+from hayate_matrix.store.sealing import sync_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -101,11 +102,7 @@ def save_credentials(secrets_dir: Path, credentials: Credentials) -> None:
             with contextlib.suppress(OSError):
                 Path(name).unlink()
             raise
-        folder = os.open(secrets_dir, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        sync_folder(secrets_dir)
     except OSError as error:
         problem = f"The credentials {path} can't be written: {error.strerror}."
         raise AccountError(problem, remedy="See to the disk and the permissions of the home.") from error

@@ -29,7 +29,7 @@ _log = get_logger(__name__)
 
 KEY_BYTES = 32
 """AES-256."""
-KEY_FILE_NAME = "store.key"
+_KEY_FILE_NAME = "store.key"
 _KEYRING = "keyring:"
 _SERVICE = "hayate-matrix"
 """Name under which entries of the system's keyring stand."""
@@ -117,7 +117,7 @@ def load_key(secrets_dir: Path, key_file: Path | None = None, *, may_make: bool 
         StoreError: the key is missing and not to be made, a change of it was cut off, its file is open to others or holds no key, or the
             keyring can't be used; nothing was changed.
     """
-    path = key_file or secrets_dir / KEY_FILE_NAME
+    path = find_key_place(secrets_dir, key_file)
     if has_key(find_next_key(path)):
         problem = f"A change of the sealing key {path} was cut off."
         raise StoreError(problem, remedy="Run `hayate-matrix reseal`, which goes on with it.")
@@ -126,6 +126,11 @@ def load_key(secrets_dir: Path, key_file: Path | None = None, *, may_make: bool 
         problem = f"The sealing key {path} is gone, and what is stored was sealed with it."
         raise StoreError(problem, remedy="Put it back from where you keep its copy; a new key can't open what is stored.")
     return read_key(path, may_make=is_ours)
+
+
+def find_key_place(secrets_dir: Path, key_file: Path | None) -> Path:
+    """Return where the sealing key lies, or will: `key_file` where it is named, else `secrets_dir/store.key`."""
+    return key_file or secrets_dir / _KEY_FILE_NAME
 
 
 def find_next_key(path: Path) -> Path:
@@ -148,10 +153,10 @@ def promote_next_key(path: Path) -> None:
         _ask_keyring("delete_password", f"{entry}.next")
         return
     following.replace(path)
-    _sync_folder(path.parent)
+    sync_folder(path.parent)
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
     """Bring the folder's names to the disk."""
     handle = os.open(folder, os.O_RDONLY)
     try:
@@ -238,7 +243,7 @@ def _make_key(path: Path) -> bytes:
             return read_key(path, may_make=False)
         finally:
             draft.unlink()
-        _sync_folder(path.parent)
+        sync_folder(path.parent)
     except OSError as error:
         problem = f"The sealing key {path} can't be made: {error.strerror}."
         raise StoreError(problem, remedy=f"Let the bot's user write in {path.parent}.") from error

@@ -258,9 +258,13 @@ def test_a_database_that_was_sealed_with_another_key_is_told(call: Call, well: F
     open_database(home / "hayate.db", key_id=Sealer(load_key(home / "secrets")).key_id).close()
     assert find(call("doctor").out, "store").startswith("ok")
     path.unlink()
-    text = find(call("doctor").out, "store")
+    outcome = call("doctor")
+    text = find(outcome.out, "store")
     assert text.startswith("fault")
     assert "the key here is missing" in text
+    text = find(outcome.out, "sealing")
+    assert text.startswith("fault")
+    assert "is gone" in text
     assert not path.exists()
     path.touch(mode=0o600)
     path.write_text(key[::-1].strip())
