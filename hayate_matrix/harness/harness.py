@@ -79,7 +79,8 @@ class Harness:
         self._intake = Intake(self._stores, clock, rules, self._feed)
         self._is_served = senses.is_served
         self._denied: dict[RoomId, list[InboxRow]] = {}
-        """Requests of earlier runs for rooms that are denied now: nothing is done for them until `release` (ROOM-3)."""
+        """Commands of earlier runs for rooms that are denied now: nothing is done for them until `release` (ROOM-3)."""
+        self._releases = 0
         self._changed = asyncio.Event()
         self._fault: BaseException | None = None
         self._early: list[Accepted] | None = []
@@ -99,9 +100,11 @@ class Harness:
         # No await from here to the end of the loops: what is accepted meanwhile is either among `rows` or in `_early`, or both.
         early, self._early = self._early or [], None
         known = {row.event_id for row in rows}
+        for room_id in denied:
+            self._lanes.hold(room_id)
         # What was running comes first: its lane must not begin another turn before it.
         for row in sorted(rows, key=lambda row: (row.state != "running", row.seq)):
-            if rooms[row.conversation_id] in denied:
+            if row.kind == "command" and rooms[row.conversation_id] in denied:
                 self._denied.setdefault(rooms[row.conversation_id], []).append(row)
             else:
                 self._take_up(row, rooms[row.conversation_id])
@@ -143,18 +146,33 @@ class Harness:
 
     async def release(self, room_id: RoomId) -> None:
         """Take up what waits for a room, which may have become allowed, or the bot may speak in it again."""
+        self._releases += 1
         for row in self._denied.pop(room_id, []):
             self._take_up(row, room_id)
+        self._lanes.release(room_id)
         found = await self._stores.database.read(lambda connection: find_conversation(connection, room_id))
         if found is not None:
             self._deliveries.wake(found.id)
 
-    async def _run(self, work: Work) -> None:
+    async def _run(self, work: Work) -> bool:
+        if not await self._may_run(work.room_id):
+            self._lanes.hold(work.room_id)
+            return False
         self._presence.begin(work.room_id)
         try:
             await self._turns.run(work)
         finally:
             self._presence.end(work.room_id)
+        return True
+
+    async def _may_run(self, room_id: RoomId) -> bool:
+        """Whether the room is served still; one that is not is told to `release` once it is again."""
+        while True:
+            releases = self._releases
+            if await self._stores.database.read(lambda _connection: self._is_served(room_id)):
+                return True
+            if self._releases == releases:  # else it may be this one that was released, after its answer was given
+                return False
 
     def _feed(self, accepted: Accepted) -> None:
         """Hand on what a batch of facts asks for."""

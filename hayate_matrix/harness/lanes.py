@@ -27,13 +27,15 @@ _DISK_CHECK_S = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """One request to be answered; everything else about it is in the inbox."""
+    """One request to be answered, or a command that waits among them; everything else about it is in the inbox."""
 
     conversation_id: ConversationId
     room_id: RoomId
     focus: Focus
     event_id: EventId
     reply_to: EventId | None = None
+    is_command: bool = False
+    """Whether it is a command that waits for the requests before it."""
 
 
 _Lane = tuple[ConversationId, Focus]
@@ -45,13 +47,14 @@ class Lanes:
     def __init__(
         self,
         clock: Clock,
-        run: Callable[[Work], Coroutine[object, object, None]],
+        run: Callable[[Work], Coroutine[object, object, bool]],
         *,
         limit: int,
         is_disk_low: Callable[[], bool],
         on_change: Callable[[], None],
         on_fault: Callable[[BaseException], None],
     ) -> None:
+        """`run` runs a turn to its end and returns True, or False where it did nothing since the room is held."""
         self._clock = clock
         self._run = run
         self._limit = limit
@@ -59,7 +62,8 @@ class Lanes:
         self._on_change = on_change
         self._on_fault = on_fault
         self._queues: dict[_Lane, deque[Work]] = {}
-        self._running: dict[_Lane, tuple[Work, asyncio.Task[None]]] = {}
+        self._running: dict[_Lane, tuple[Work, asyncio.Task[bool]]] = {}
+        self._held: set[RoomId] = set()
         self._served: dict[ConversationId, int] = {}
         self._turns = 0
         self._is_open = False
@@ -67,8 +71,8 @@ class Lanes:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is queued and nothing runs."""
-        return not self._queues and not self._running
+        """Whether nothing runs and nothing is queued but for rooms that are held."""
+        return not self._running and all(queue[0].room_id in self._held for queue in self._queues.values())
 
     def open(self) -> None:
         """Begin to run what is queued."""
@@ -78,6 +82,15 @@ class Lanes:
     def add(self, work: Work) -> None:
         """Queue one request behind the others of its focus."""
         self._queues.setdefault((work.conversation_id, work.focus), deque()).append(work)
+        self._pump()
+
+    def hold(self, room_id: RoomId) -> None:
+        """Begin no turn for the room until `release`; what runs goes on."""
+        self._held.add(room_id)
+
+    def release(self, room_id: RoomId) -> None:
+        """Go on with what is queued for the room, in order."""
+        self._held.discard(room_id)
         self._pump()
 
     def cancel(self, event_id: EventId) -> None:
@@ -115,18 +128,20 @@ class Lanes:
             task.add_done_callback(partial(self._end, lane))
 
     def _choose(self) -> _Lane | None:
-        """Return the lane to be served next, or None where all that wait are running."""
+        """Return the lane to be served next, or None where all that wait are running or held."""
         load: dict[ConversationId, int] = {}
         for conversation_id, _ in self._running:
             load[conversation_id] = load.get(conversation_id, 0) + 1
-        waiting = (lane for lane in self._queues if lane not in self._running)
+        waiting = (lane for lane, queue in self._queues.items() if lane not in self._running and queue[0].room_id not in self._held)
         return min(waiting, key=lambda lane: (load.get(lane[0], 0), self._served.get(lane[0], 0)), default=None)
 
-    def _end(self, lane: _Lane, task: asyncio.Task[None]) -> None:
-        del self._running[lane]
+    def _end(self, lane: _Lane, task: asyncio.Task[bool]) -> None:
+        work, _ = self._running.pop(lane)
         if not task.cancelled() and (error := task.exception()) is not None:
             self._is_open = False
             self._on_fault(error)
+        elif not task.cancelled() and not task.result():
+            self._queues.setdefault(lane, deque()).appendleft(work)
         self._pump()
         self._on_change()
 

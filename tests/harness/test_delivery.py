@@ -95,6 +95,29 @@ async def test_requests_of_a_room_that_was_denied_meanwhile_wait_until_it_is_all
     assert answers == ["running", "queued"]
 
 
+@pytest.mark.requirement("ROOM-3", "CORE-2")
+async def test_requests_that_wait_in_a_room_that_turns_denied_wait_on(make_desk: MakeDesk) -> None:
+    """A room denied while a turn runs: that turn ends, those behind it begin when it is allowed again, in order; other rooms go on."""
+    served = {DIRECT, OTHER}
+    desk = await make_desk(lambda desk: setattr(desk, "senses", Senses(is_served=lambda room_id: room_id in served)))
+    assert isinstance(desk.runtime, CountingRuntime)
+    await desk.say("slow 5 running")
+    await desk.accept(desk.message("echo queued"), desk.message("echo last"), desk.message("echo in a thread", thread="$thread"))
+    await eventually(lambda: desk.clock.waits)
+    served.remove(DIRECT)
+    await desk.harness.release(OTHER)
+    desk.clock.jump(5)
+    assert await desk.ask("echo served", room=OTHER, is_direct=True) == ["running", "served"]
+    prompts = len(desk.runtime.prompts)
+    await desk.harness.release(DIRECT)
+    await desk.idle()
+    assert len(desk.runtime.prompts) == prompts
+    served.add(DIRECT)
+    await desk.harness.release(DIRECT)
+    await desk.idle()
+    assert [text for text in desk.gateway.get_texts(DIRECT) if text != "in a thread"] == ["running", "queued", "last"]
+
+
 @pytest.mark.requirement("OUT-2")
 @pytest.mark.parametrize(
     ("error", "state"),
