@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import sys
 import tarfile
 import tempfile
-import time
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,6 +15,7 @@ import typer
 
 from hayate_matrix import __version__
 from hayate_matrix.cli.options import Config, Home, Set, read_settings
+from hayate_matrix.cli.progress import Progress
 from hayate_matrix.errors import AccountError, StoreError
 
 if TYPE_CHECKING:
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
 
 _FORMAT = 1
 _MANIFEST, _KEYS, _HARNESS = "manifest.json", "keys.db", "hayate.db"
-_SILENCE_S = 2.0
 
 
 def backup(
@@ -64,11 +62,11 @@ def backup(
     with tempfile.TemporaryDirectory(dir=file.absolute().parent, prefix=".hayate-backup-") as name:
         folder = Path(name)
         # Keys first: what is handed to the harness meanwhile is then in both copies, never in neither.
-        copy_database(loaded.home / "matrix.db", folder / _KEYS, report=_Progress("room keys and identity"))
+        copy_database(loaded.home / "matrix.db", folder / _KEYS, report=Progress("copying room keys and identity"))
         strip_copy(folder / _KEYS)
         parts = [_MANIFEST, _KEYS]
         if loaded.settings.store.url is None:
-            copy_database(loaded.home / "hayate.db", folder / _HARNESS, report=_Progress("sessions and what is owed"))
+            copy_database(loaded.home / "hayate.db", folder / _HARNESS, report=Progress("copying sessions and what is owed"))
             parts.append(_HARNESS)
         else:
             print(
@@ -167,16 +165,3 @@ def _unpack(file: Path, folder: Path) -> dict[str, Any]:
         return {"user_id": str(manifest["user_id"]), "key_id": str(manifest["key_id"])}
     except (OSError, tarfile.TarError, ValueError, KeyError, TypeError) as error:
         raise StoreError(problem, remedy="Name a file that `hayate-matrix backup` wrote.") from error
-
-
-class _Progress:
-    """Says how far a copy is, at most every few seconds: a small one says nothing (NEW-4)."""
-
-    def __init__(self, what: str) -> None:
-        self._what = what
-        self._said_at = time.monotonic()
-
-    def __call__(self, done: int, total: int) -> None:
-        if time.monotonic() - self._said_at > _SILENCE_S:
-            self._said_at = time.monotonic()
-            print(f"copying {self._what}: {done * 100 // max(total, 1)} %", file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""A look at the harness's database, or a copy of a database, that changes nothing, also while the bot runs: for `doctor` and `backup`.
+"""A look at the harness's database, or a copy of a database, also while the bot runs: for `doctor`, `backup` and `export`.
 
 Promise: nothing is made, migrated, locked or written, so it may be taken at any time by anybody who may read the files.
 """
@@ -19,9 +19,9 @@ from hayate_matrix.store.database.opening import SCHEMA_REVISION, parse_url
 from hayate_matrix.store.schema import READ_KEY_ID, inbox, outbox
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
-    from sqlalchemy import Connection
+    from sqlalchemy import URL, Connection
 
 _PATIENCE_S = 5
 _PAGES_A_STEP = 2_000
@@ -51,21 +51,47 @@ def look_at(url: str | Path) -> Look:
         StoreError: it can't be reached or read, is damaged, or belongs to a newer program.
     """
     address = parse_url(url)
-    where = address.render_as_string(hide_password=True)
+    if address.get_backend_name() == "sqlite" and not Path(address.database or "").exists():
+        return Look(where=str(address.database))
+    with look_into(url, is_brief=True) as connection:
+        return _look(connection, _name(address))
+
+
+@contextlib.contextmanager
+def look_into(url: str | Path, *, is_brief: bool = False) -> Iterator[Connection]:
+    """Lend a connection that reads the database of `url` as it is at one moment; its owner may go on writing.
+
+    `is_brief` leaves no file beside one that nobody has open; only for a look that is over before anybody could open it.
+
+    Raises:
+        StoreError: it is not there, or can't be reached or read.
+    """
+    address = parse_url(url)
+    where = _name(address)
     if address.get_backend_name() == "sqlite":
         path = Path(address.database or "")
         if not path.exists():
-            return Look(where=str(path))
-        where = str(path)
+            raise StoreError(f"The database {where} is not there yet.", remedy="The first start of the bot makes it.")
         # Without a -wal file nobody has it open, and "immutable" keeps SQLite from leaving one behind.
         is_open = path.with_name(f"{path.name}-wal").exists()
-        uri = f"{path.absolute().as_uri()}?{'mode=ro' if is_open else 'immutable=1'}"
-        engine = sa.create_engine("sqlite+pysqlite://", creator=lambda: sqlite3.connect(uri, uri=True))
+        uri = f"{path.absolute().as_uri()}?{'immutable=1' if is_brief and not is_open else 'mode=ro'}"
+        engine = sa.create_engine(
+            "sqlite+pysqlite://",
+            creator=lambda: sqlite3.connect(uri, uri=True, isolation_level=None, timeout=_PATIENCE_S),
+            hide_parameters=True,
+        )
     else:
-        engine = sa.create_engine(address, connect_args={"connect_timeout": _PATIENCE_S, "application_name": "hayate-matrix doctor"})
+        engine = sa.create_engine(
+            address,
+            isolation_level="REPEATABLE READ",
+            connect_args={"connect_timeout": _PATIENCE_S, "application_name": "hayate-matrix look"},
+            hide_parameters=True,
+        )
     try:
-        with engine.connect() as connection:
-            return _look(connection, where)
+        with engine.connect().execution_options(postgresql_readonly=True) as connection:
+            if connection.dialect.name == "sqlite":
+                connection.exec_driver_sql("BEGIN")  # else each statement would see a moment of its own
+            yield connection
     except sa.exc.DBAPIError as error:
         reason = " ".join(str(error.orig).split()).rstrip(".?")
         raise StoreError(
@@ -75,15 +101,29 @@ def look_at(url: str | Path) -> Look:
         engine.dispose()
 
 
-def _look(connection: Connection, where: str) -> Look:
-    if not sa.inspect(connection).has_table("alembic_version"):
-        return Look(where=where)
-    schema = connection.scalar(sa.text("SELECT version_num FROM alembic_version"))
-    if schema is None:
-        return Look(where=where)
-    if schema > SCHEMA_REVISION:
+def _name(address: URL) -> str:
+    return str(address.database) if address.get_backend_name() == "sqlite" else address.render_as_string(hide_password=True)
+
+
+def read_schema(connection: Connection, where: str) -> str | None:
+    """Return the number of the last migration, None where there has been none yet.
+
+    Raises:
+        StoreError: it belongs to a newer program.
+    """
+    schema: str | None = None
+    if sa.inspect(connection).has_table("alembic_version"):
+        schema = connection.scalar(sa.text("SELECT version_num FROM alembic_version"))
+    if schema is not None and schema > SCHEMA_REVISION:
         problem = f"The database {where} has the schema {schema}; this program knows schemas up to {SCHEMA_REVISION}."
         raise StoreError(problem, remedy="Use the newer program. Nothing was changed.")
+    return schema
+
+
+def _look(connection: Connection, where: str) -> Look:
+    schema = read_schema(connection, where)
+    if schema is None:
+        return Look(where=where)
     if connection.dialect.name == "sqlite":
         verdict = connection.exec_driver_sql("PRAGMA quick_check(1)").scalar_one()
         if verdict != "ok":
