@@ -18,18 +18,20 @@ _OUT = "\x00"
 _OUT_BRACKET = "["
 """Stands for a construct that begins with a bracket, which TAG-3 names."""
 
+_ITEM = r"(?:[ ]{0,3}(?:[-+*]|[0-9]{1,9}[.)])(?:[ ]{1,4}|\t))*+"
+_FENCE = r"`{3,}+(?=[^`\n]*+(?:\n|\Z))|~{3,}+"
 _LINE = re.compile(
-    r"""
+    rf"""
     (?P<blank>[ \t]*+(?:\n|\Z))
-    |(?P<indented>[ ]{4}|[ ]{0,3}\t)
-    |[ ]{0,3}(?P<quote>>)
-    |[ ]{0,3}(?P<definition>\[)
-    |(?P<fence>(?:[ ]{0,3}(?:[-+*]|[0-9]{1,9}[.)])(?:[ ]{1,4}|\t))*+[ ]{0,3}(?P<mark>`{3,}+(?=[^`\n]*+(?:\n|\Z))|~{3,}+))
+    |(?P<indented>[ ]{{4}}|[ ]{{0,3}}\t)
+    |[ ]{{0,3}}(?P<quote>>)
+    |[ ]{{0,3}}(?P<definition>\[)
+    |(?P<fence>(?P<item>{_ITEM})[ ]{{0,3}}(?P<mark>{_FENCE}))
     """,
     re.VERBOSE,
 )
 """Lines that are more than text; a fence may stand behind list markers."""
-_BREAK = re.compile(r"\n(?:[ \t]*+(?:\n|\Z)|[ ]{4}|[ ]{0,3}[>\t]|[ ]{0,3}(?:`{3,}+(?=[^`\n]*+(?:\n|\Z))|~{3}))")
+_BREAK = re.compile(rf"\n(?:[ \t]*+(?:\n|\Z)|[ ]{{0,3}}>|{_ITEM}[ ]{{0,3}}(?:{_FENCE}))")
 """A line that ends a paragraph, which no link crosses."""
 _FENCE_END = re.compile(r"\n([ ]*+)(`{3,}+|~{3,}+)[ \t]*+(?=\n|\Z)")
 
@@ -44,22 +46,25 @@ _RUN = re.compile(r"`++")
 _NOT_WHITE = re.compile(rf"[^{WHITE}]++")
 _SCHEME_TAIL = "0123456789+.-"
 
-_AUTOLINK = re.compile(r"<(?:[A-Za-z][A-Za-z0-9+.\-]{1,31}:[^\s<>]*+|[^\s<>@]++@[^\s<>@]++)>")
-_TAG_OPEN = re.compile(r"<([^\W\d][\w.:\-]*+)(?=[\s/>])")
-_TAG_CLOSE = re.compile(r"</([^\W\d][\w.:\-]*+)\s*+>")
-_MARKUP = re.compile(r"<(?:!--|(/?)([^\W\d][\w.:\-]*+)(?=[\s/>]))")
+_CONTROL = r"\x00-\x20\x7f"
+"""What ends the address of a link in CommonMark."""
+_AUTOLINK = re.compile(rf"<(?:[A-Za-z][A-Za-z0-9+.\-]{{1,31}}:[^<>{_CONTROL}]*+|[^<>@{WHITE}]++@[^<>@{WHITE}]++)>")
+_NAME = rf"([^\W\d][\w.:\-]*+)(?=[>{WHITE}]|/>)"
+_TAG_OPEN = re.compile(rf"<{_NAME}")
+_TAG_CLOSE = re.compile(rf"</{_NAME}[{WHITE}]*+>")
+_MARKUP = re.compile(rf"<(?:!--|(/?){_NAME})")
 _TO_TAG_END = re.compile(r"[^<>=]*+")
-_ATTRIBUTE = re.compile(r"""=\s*+(?:"[^"]*+"|'[^']*+')?+""")
+_ATTRIBUTE = re.compile(rf"""=[{WHITE}]*+(?:"[^"]*+"|'[^']*+')?+""")
 
 _SPACE = r"[ \t]*+(?:\n[ \t]*+)?+"
 _ANGLED = r"<(?:[^<>\n])*+>"
-_PLAIN = r"(?:[^\s()\\]|\\[()]|\\)"
+_PLAIN = rf"(?:[^()\\{_CONTROL}]++|\\[()]?+)"
 _NESTED = rf"(?:{_PLAIN}|\((?:{_PLAIN}|\((?:{_PLAIN}|\({_PLAIN}*+\))*+\))*+\))"
 _TITLE = r"""(?:"[^"]*+"|'[^']*+'|\((?:[^()\\]|\\[()]|\\)*+\))"""
 _LINK_TAIL = re.compile(rf"\({_SPACE}(?:(?:{_ANGLED}|(?!<){_NESTED}++)(?:(?=\s){_SPACE}{_TITLE})?+{_SPACE})?+\)")
 _LABEL = re.compile(r"\[(?:[^\[\]\\]|\\[\[\]]|\\){0,999}+\]")
 _DEFINITION = re.compile(
-    rf"[ ]{{0,3}}\[((?:[^\[\]\\]|\\[\[\]]|\\){{1,999}}+)\]:{_SPACE}(?:{_ANGLED}|(?!<)\S++)"
+    rf"[ ]{{0,3}}\[((?:[^\[\]\\]|\\[\[\]]|\\){{1,999}}+)\]:{_SPACE}(?:{_ANGLED}|(?!<)[^{_CONTROL}]++)"
     rf"(?:(?=\s){_SPACE}{_TITLE}[ \t]*+(?=\n|\Z)|[ \t]*+(?=\n|\Z))",
 )
 
@@ -92,8 +97,6 @@ class _Pass:
         self._labels: set[str] = set()
         self._failed: set[int] = set()
         """Places of `=` from which no tag ends; another tag that comes by ends there too."""
-        self._closers: dict[str, int] | None = None
-        """For each name the last place where a source block of that name may end."""
         self._runs: dict[int, int] = {}
         """For each run of backticks of the lines looked at where its partner ends, 0 without one."""
         self._runs_end = -1
@@ -131,22 +134,25 @@ class _Pass:
             return start
         kind = found.lastgroup
         if kind == "definition":
-            definition = _DEFINITION.match(text, start)
-            if definition is None or _BREAK.search(text, start, definition.end()):
-                return start
-            self._labels.add(_fold_label(definition[1]))
-            end = definition.end()
-        elif kind == "blank":
+            return self._take_definition(start)
+        if kind != "indented":
             self._brackets.clear()
-            return found.end() - 1 if found.end() > start and text[found.end() - 1] == "\n" else len(text)
-        elif kind == "fence":
-            end = self._find_fence_end(found.start("mark") - start, found["mark"], found.end())
-        else:
-            end = text.find("\n", start)
-            end = len(text) if end < 0 else end
-        self._brackets.clear()
-        self._spans.append((start, end))
-        return end
+        if kind == "blank":
+            return self._find_line_end(start)
+        if kind == "fence":
+            return self._take(start, self._find_fence_end(len(found["item"]), found["mark"], found.end()))
+        return self._take(start, self._find_line_end(start))
+
+    def _take_definition(self, start: int) -> int:
+        definition = _DEFINITION.match(self._text, start)
+        if definition is None or _BREAK.search(self._text, start, definition.end()):
+            return start
+        self._labels.add(_fold_label(definition[1]))
+        return self._take(start, definition.end())
+
+    def _find_line_end(self, start: int) -> int:
+        end = self._text.find("\n", start)
+        return end if end >= 0 else len(self._text)
 
     def _find_fence_end(self, indent: int, mark: str, start: int) -> int:
         for found in _FENCE_END.finditer(self._text, start):
@@ -167,8 +173,7 @@ class _Pass:
     def _look_at_runs(self, start: int) -> None:
         """Find the partner of each run of backticks from here to the end of the line."""
         text = self._text
-        end = text.find("\n", start)
-        self._runs_end = len(text) if end < 0 else end
+        self._runs_end = self._find_line_end(start)
         self._runs.clear()
         last: dict[int, int] = {}
         for run in reversed([found.span() for found in _RUN.finditer(text, start, self._runs_end)]):
@@ -180,25 +185,19 @@ class _Pass:
         """Take a comment, an autolink or a source block out."""
         text = self._text
         if text.startswith("<!--", start):
-            end = text.find("-->", start + 4)
-            return self._take(start, len(text) if end < 0 else end + 3)
+            return self._take(start, self._find_comment_end(start + 4))
         tag = _TAG_OPEN.match(text, start)
-        autolink = _AUTOLINK.match(text, start)
-        if autolink is not None and (tag is None or self._find_last_closer(tag[1]) < autolink.end()):
-            return self._take(start, autolink.end())
         if tag is None:
-            closer = _TAG_CLOSE.match(text, start)
-            return start + 1 if closer is None else self._take(start, closer.end())
+            alone = _AUTOLINK.match(text, start) or _TAG_CLOSE.match(text, start)
+            return start + 1 if alone is None else self._take(start, alone.end())
         end = self._find_tag_end(tag.end())
         if end < 0:
             return start + 1
         return self._take(start, end if text[end - 2] == "/" else self._find_block_end(tag[1], end))
 
-    def _find_last_closer(self, name: str) -> int:
-        """Return the last place where a block of this name may end, -1 without one."""
-        if self._closers is None:
-            self._closers = {found[1]: found.start() for found in _TAG_CLOSE.finditer(self._text)}
-        return self._closers.get(name, -1)
+    def _find_comment_end(self, start: int) -> int:
+        end = self._text.find("-->", start)
+        return end + 3 if end >= 0 else len(self._text)
 
     def _find_tag_end(self, position: int) -> int:
         """Return where the tag ends whose name ends at `position`, -1 where it does not."""
@@ -227,23 +226,16 @@ class _Pass:
                 return len(text)
             position = found.end()
             if found[2] is None:
-                end = text.find("-->", position)
-                if end < 0:
-                    return len(text)
-                position = end + 3
+                position = self._find_comment_end(position)
                 continue
             end = self._find_tag_end(position)
             if end < 0:
                 continue
             position = end
-            if found[2] != name:
-                continue
-            if found[1]:
-                depth -= 1
+            if found[2] == name:
+                depth += -1 if found[1] else text[end - 2] != "/"
                 if not depth:
                     return end
-            elif text[end - 2] != "/":
-                depth += 1
 
     def _open_bracket(self, at: int) -> None:
         before = self._text[at - 1] if at else ""
