@@ -128,7 +128,7 @@ class App:
             )
         key = load_key(self._home / "secrets", self._settings.store.key_file, may_make=not has_databases(self._home))
         sealer = Sealer(key, is_on=self._settings.store.seal)
-        database = open_database(self._settings.store.url or self._home / "hayate.db", key_id=sealer.key_id)
+        database = open_database(self._settings.store.url or self._home / "hayate.db", key_id=sealer.key_id, clock=self._clock)
         http = Http(credentials.homeserver, self._clock)
         password = read_secret(matrix.password, matrix.password_file, name="matrix.password_file")
         account = Account(http, self._home / "secrets", credentials, read_password=lambda: password, device_name=matrix.device_name)
@@ -164,6 +164,8 @@ class App:
             typing=matrix.typing,
             receipts=matrix.receipts,
             ack=matrix.ack,
+            idle_s=self._settings.sessions.idle_s,
+            keep_days=self._settings.sessions.keep_days,
             command_power=self._settings.commands.power,
         )
         senses = Senses(

@@ -17,11 +17,19 @@ class Usage:
     example: str
     power: int = 0
     """The power level that it needs unless `commands.power` says otherwise."""
+    is_ordered: bool = False
+    """Whether it waits for the requests before it in its focus, since what they find would be another."""
 
 
 COMMANDS: Mapping[str, Usage] = {
+    "close": Usage(line="!close · end the session; the next message begins a fresh one", example="!close", is_ordered=True),
+    "hashtags": Usage(line="!hashtags [#TAG] [PAGE] · the hashtags of this room, or the messages under one", example="!hashtags #release"),
     "help": Usage(line="!help · what you can ask", example="!help"),
+    "name": Usage(line="!name NAME · give the session a name", example="!name Release 2", is_ordered=True),
+    "new": Usage(line="!new [NAME] · begin a fresh session", example="!new Release 2", is_ordered=True),
     "pause": Usage(line="!pause · answer nothing in this room until !unpause (moderators)", example="!pause", power=50),
+    "resume": Usage(line="!resume ID · go on with an earlier session", example="!resume 01a1989a", is_ordered=True),
+    "sessions": Usage(line="!sessions [PAGE] · the sessions of this room, the last used first", example="!sessions 2"),
     "status": Usage(line="!status · what runs and what waits in this room", example="!status"),
     "steer": Usage(line="!steer TEXT · tell the running answer something", example="!steer only the German ones"),
     "stop": Usage(line="!stop · end the running answer", example="!stop"),

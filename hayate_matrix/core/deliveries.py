@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from hayate_matrix.core.facts import AnyFact
     from hayate_matrix.core.ids import DeliveryId, EventId, RoomId, UserId
 
-DeliveryKind = Literal["reply", "notice", "reaction"]
+DeliveryKind = Literal["reply", "notice", "listing", "reaction"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,9 +21,11 @@ class Delivery:
     id: DeliveryId
     room_id: RoomId
     kind: DeliveryKind
-    """`reply` is sent as m.text, `notice` as m.notice (OUT-7), `reaction` as m.reaction on `request`."""
+    """`reply` is sent as m.text, `notice` and `listing` as m.notice (OUT-7), `reaction` as m.reaction on `request`."""
     text: str
-    """Markdown; for a reaction its key."""
+    """Markdown; of a listing lines that are shown exactly as they are, of a reaction its key."""
+    links: tuple[tuple[str, EventId], ...] = ()
+    """Of a listing: first words of lines, in order, that lead to events of the same room; those with an empty id lead nowhere."""
     request: EventId | None = None
     """The event that it answers: the reply relation in rooms."""
     thread: EventId | None = None

@@ -1,16 +1,17 @@
-"""The elements of a transcript, as store, runtime and harness pass them around."""
+"""The elements of a transcript, as store, runtime and harness pass them around, and what a holder of transcripts must answer (SES-4)."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from datetime import datetime
 
-    from hayate_matrix.core.ids import UserId
+    from hayate_matrix.core.ids import ConversationId, EntryId, EventId, SessionId, UserId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,3 +119,37 @@ def find_open_calls(elements: Sequence[Element]) -> tuple[ToolCall, ...]:
         elif isinstance(element, Said):
             return tuple(call for call in element.calls if call.id not in answered)
     return ()
+
+
+Missing = Literal["session removed", "message removed", "message redacted"]
+"""Why there is no text behind a pointer: retention took the session; the entry is gone or unreadable; its message was redacted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pointer:
+    """Where an indexed message is kept, and since when the index knows it."""
+
+    session_id: SessionId
+    entry_id: EntryId
+    indexed_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resolved:
+    """What a pointer leads to: a text, or the reason why there is none."""
+
+    text: str | None = None
+    missing: Missing | None = None
+    event_id: EventId | None = None
+    """The message in the room, as far as it is still known."""
+
+
+class SessionProvider(Protocol):
+    """Whoever holds the sessions; the built-in one is the database."""
+
+    async def resolve(self, conversation_id: ConversationId, pointers: Sequence[Pointer]) -> list[Resolved]:
+        """Return what each pointer leads to, in order, for as long as retention promises; to be missing is no error.
+
+        Contract: a pointer to a session of another conversation is answered like one to a session that was removed.
+        """
+        ...

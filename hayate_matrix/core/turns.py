@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 RequestState = Literal["noted", "queued", "running", "done", "failed", "stopped", "dropped"]
 TaskState = Literal["running", "suspended", "done", "failed", "stopped"]
-SessionState = Literal["active", "closed"]
+SessionState = Literal["active", "closed", "removed"]
 DeliveryState = Literal["pending", "held", "sent", "refused", "uncertain"]
 
 Moves = dict[str, frozenset[str]]
@@ -34,7 +34,11 @@ TASK_MOVES: Moves = {
     "failed": frozenset(),
     "stopped": frozenset(),
 }
-SESSION_MOVES: Moves = {"active": frozenset({"closed"}), "closed": frozenset({"active"})}
+SESSION_MOVES: Moves = {
+    "active": frozenset({"active", "closed", "removed"}),  # to itself: taken over by another thread of the room
+    "closed": frozenset({"active", "removed"}),
+    "removed": frozenset(),  # retention took its text; the row stays, so that pointers can say so
+}
 OUTBOX_MOVES: Moves = {
     "pending": frozenset({"sent", "held", "refused", "uncertain"}),
     "held": frozenset({"pending", "sent", "refused", "uncertain"}),

@@ -4,14 +4,17 @@ Promise: rows of one conversation leave in the order in which they were owed (OU
 How: one task for each conversation that is owed something. Nothing is claimed: the row's id makes a repeated delivery harmless, so after
      a crash the oldest row that is not settled is simply delivered again (OUT-1). What is held stops the rows behind it, so that order
      outlives the silence.
-Not here: waiting out rate limits and broken connections (the gateway does), labels and rendering.
+     The stored text is raw; its label is put in front at this moment, so that a retry labels once (LBL-1).
+Not here: waiting out rate limits and broken connections (the gateway does), rendering.
 """
 
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from hayate_matrix.core.hashtags import put_label
 from hayate_matrix.errors import DeliveryHeld, DeliveryUncertain, GiveUpError, StaleTransition, StopError, WaitError
 from hayate_matrix.harness.endings import is_told_to_end
 from hayate_matrix.log import get_logger
@@ -21,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from hayate_matrix.core.clock import Clock
-    from hayate_matrix.core.deliveries import Gateway, Sent
+    from hayate_matrix.core.deliveries import Delivery, Gateway, Sent
     from hayate_matrix.core.ids import ConversationId
     from hayate_matrix.core.turns import DeliveryState
     from hayate_matrix.store.database import Connection
@@ -116,7 +119,7 @@ class Deliveries:
             return await self._end_row(owed, "refused", "damaged")
         for attempt in range(1, _TRIES + 1):
             try:
-                sent = await self._gateway.deliver(owed.delivery)
+                sent = await self._gateway.deliver(_label(owed))
             except DeliveryHeld as error:
                 _log.info("delivery_held", delivery=owed.delivery.id, reason=error.code)
                 await self._hold(owed)
@@ -164,3 +167,7 @@ class Deliveries:
             "delivery.end", lambda connection: self._stores.outbox.move(connection, owed, state, self._clock.now(), reason=reason)
         )
         return await self._find_next(owed.conversation_id)
+
+
+def _label(owed: Owed) -> Delivery:
+    return replace(owed.delivery, text=put_label(owed.tags, owed.delivery.text)) if owed.tags else owed.delivery

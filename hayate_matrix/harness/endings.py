@@ -17,6 +17,7 @@ from hayate_matrix.errors import TurnFailed
 from hayate_matrix.log import get_logger
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from datetime import datetime
 
     from hayate_matrix.core.deliveries import DeliveryKind
@@ -67,8 +68,9 @@ def owe_answer(
     now: datetime,
     *,
     task_id: TaskId | None = None,
+    links: Sequence[tuple[str, EventId]] = (),
 ) -> None:
-    """Owe the room an answer to `request`: where it was asked, to whoever asked."""
+    """Owe the room an answer to `request`: where it was asked, to whoever asked, with the tags of what was asked."""
     stores.outbox.add(
         connection,
         request.conversation_id,
@@ -79,6 +81,8 @@ def owe_answer(
         request=request.answers,
         thread=EventId(request.focus) if request.focus else None,
         mention=None if kind == "reaction" else request.sender,
+        tags=() if kind == "reaction" else request.tags,
+        links=links,
     )
 
 

@@ -18,8 +18,10 @@ from hayate_matrix.harness.lanes import Lanes, Work
 from hayate_matrix.harness.presence import Presence
 from hayate_matrix.harness.rules import Senses
 from hayate_matrix.harness.turn import Turns
+from hayate_matrix.harness.upkeep import Upkeep
 from hayate_matrix.log import get_logger
 from hayate_matrix.store.conversations import find_conversation, get_room
+from hayate_matrix.store.sessions import StoredSessions
 from hayate_matrix.store.stores import Stores
 
 if TYPE_CHECKING:
@@ -28,8 +30,9 @@ if TYPE_CHECKING:
     from hayate_matrix.core.clock import Clock
     from hayate_matrix.core.deliveries import FactSink, Gateway
     from hayate_matrix.core.ids import ConversationId, RoomId
+    from hayate_matrix.core.transcript import SessionProvider
+    from hayate_matrix.harness.batch import Accepted
     from hayate_matrix.harness.commands import Effects
-    from hayate_matrix.harness.intake import Accepted
     from hayate_matrix.harness.rules import Rules
     from hayate_matrix.runtime.contract import Runtime, Tool
     from hayate_matrix.store.database import Connection, Database
@@ -42,7 +45,7 @@ _log = get_logger(__name__)
 class Harness:
     """Takes facts, runs turns, delivers answers."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - all that it is built of
         self,
         database: Database,
         sealer: Sealer,
@@ -53,7 +56,9 @@ class Harness:
         rules: Rules,
         tools: Sequence[Tool] = (),
         senses: Senses | None = None,
+        provider: SessionProvider | None = None,
     ) -> None:
+        """Build the parts; `provider` resolves pointers to texts, the database where it is None (SES-4)."""
         senses = senses or Senses()
         self._stores = Stores(database, sealer)
         self._presence = Presence(gateway, clock, rules)
@@ -72,14 +77,14 @@ class Harness:
             clock,
             rules=rules,
             senses=senses,
+            provider=provider or StoredSessions(database, self._stores.sessions),
             hand_on=self._follow,
             on_change=self._note_change,
             on_fault=self._note_fault,
         )
+        self._upkeep = Upkeep(self._stores, clock, rules, on_removed=self._turns.forget, on_fault=self._note_fault)
         self._intake = Intake(self._stores, clock, rules, self._feed)
         self._is_served = senses.is_served
-        self._denied: dict[RoomId, list[InboxRow]] = {}
-        """Commands of earlier runs for rooms that are denied now: nothing is done for them until `release` (ROOM-3)."""
         self._releases = 0
         self._changed = asyncio.Event()
         self._fault: BaseException | None = None
@@ -104,10 +109,7 @@ class Harness:
             self._lanes.hold(room_id)
         # What was running comes first: its lane must not begin another turn before it.
         for row in sorted(rows, key=lambda row: (row.state != "running", row.seq)):
-            if row.kind == "command" and rooms[row.conversation_id] in denied:
-                self._denied.setdefault(rooms[row.conversation_id], []).append(row)
-            else:
-                self._take_up(row, rooms[row.conversation_id])
+            self._take_up(row, rooms[row.conversation_id])
         for accepted in early:
             accepted.work = [work for work in accepted.work if work.event_id not in known]
             accepted.commands = [command for command in accepted.commands if command not in known]
@@ -115,10 +117,12 @@ class Harness:
         _log.info("harness_started", open=len(rows))
         await self._deliveries.recover()
         self._commands.open()
+        self._upkeep.open()
         self._lanes.open()
 
     async def stop(self) -> None:
         """End in order: turns are put down at their last step, what is not settled stays owed; nothing is lost."""
+        await self._upkeep.close()
         await self._lanes.close()
         await self._commands.close()
         await self._intake.drain()
@@ -147,32 +151,30 @@ class Harness:
     async def release(self, room_id: RoomId) -> None:
         """Take up what waits for a room, which may have become allowed, or the bot may speak in it again."""
         self._releases += 1
-        for row in self._denied.pop(room_id, []):
-            self._take_up(row, room_id)
+        self._commands.release()
         self._lanes.release(room_id)
         found = await self._stores.database.read(lambda connection: find_conversation(connection, room_id))
         if found is not None:
             self._deliveries.wake(found.id)
 
     async def _run(self, work: Work) -> bool:
-        if not await self._may_run(work.room_id):
-            self._lanes.hold(work.room_id)
-            return False
-        self._presence.begin(work.room_id)
-        try:
-            await self._turns.run(work)
-        finally:
-            self._presence.end(work.room_id)
-        return True
-
-    async def _may_run(self, room_id: RoomId) -> bool:
-        """Whether the room is served still; one that is not is told to `release` once it is again."""
+        """Answer a request, or run a command that waited among them; False where its room is not served any more."""
         while True:
             releases = self._releases
-            if await self._stores.database.read(lambda _connection: self._is_served(room_id)):
+            if await self._begin(work):
                 return True
-            if self._releases == releases:  # else it may be this one that was released, after its answer was given
+            if self._releases == releases:  # else it may be this room that was released, after the answer was given
+                self._lanes.hold(work.room_id)
                 return False
+
+    async def _begin(self, work: Work) -> bool:
+        if work.is_command:
+            return await self._commands.run_one(work.event_id)
+        self._presence.begin(work.room_id)
+        try:
+            return await self._turns.run(work)
+        finally:
+            self._presence.end(work.room_id)
 
     def _feed(self, accepted: Accepted) -> None:
         """Hand on what a batch of facts asks for."""
@@ -208,9 +210,15 @@ class Harness:
         if row.kind == "command":
             self._commands.add(row.event_id)
             return
-        self._lanes.add(
-            Work(conversation_id=row.conversation_id, room_id=room_id, focus=row.focus, event_id=row.event_id, reply_to=row.reply_to)
+        work = Work(
+            conversation_id=row.conversation_id,
+            room_id=room_id,
+            focus=row.focus,
+            event_id=row.event_id,
+            reply_to=row.reply_to,
+            is_command=row.kind == "ordered",
         )
+        self._lanes.add(work)
 
     def _find_open(self, connection: Connection) -> tuple[list[InboxRow], dict[ConversationId, RoomId], set[RoomId]]:
         rows = self._stores.inbox.list_open(connection)

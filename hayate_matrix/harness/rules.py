@@ -30,6 +30,10 @@ class Rules:
     typing: bool = True
     receipts: bool = True
     ack: Literal["none", "reaction"] = "none"
+    idle_s: float = 86_400.0
+    """Seconds after which a session that nobody used is closed (SES-3)."""
+    keep_days: int | None = None
+    """Days after which a session that nobody used loses its text; None keeps it for ever."""
     command_power: Mapping[str, int] = field(default_factory=dict)
 
     @property

@@ -53,6 +53,10 @@ _UNREADABLE = "I can't read this message any more: its row in my store is damage
 _EMPTY = "I have nothing to say to that."
 
 
+class _RoomDenied(Exception):
+    """The room of a request is not on the allowlist any more; its transaction is given up."""
+
+
 @dataclass(slots=True)
 class _Turn:
     """What is known of a running turn; every field repeats something durable."""
@@ -96,15 +100,21 @@ class Turns:
             if session_id in self._running:
                 self._running[session_id].is_outdated = True
 
-    async def run(self, work: Work) -> None:
-        """Answer one request to its end, whatever that is; what only the operator can mend is raised (StopError)."""
+    async def run(self, work: Work) -> bool:
+        """Answer one request to its end, whatever that is; False where nothing was done since the room is not served (ROOM-3).
+
+        Raises:
+            StopError: only the operator can mend it.
+        """
         turn: _Turn | None = None
         try:
             turn = await self._begin(work)
             if turn is None:
                 self._on_owed(work.conversation_id)  # it may have ended with a sentence
-                return
+                return True
             await self._answer(turn, work)
+        except _RoomDenied:
+            return False
         except StaleTransition:
             _log.debug("turn_ended_elsewhere", request=work.event_id)
         except asyncio.CancelledError:
@@ -121,6 +131,7 @@ class Turns:
             if turn is not None:
                 self._running.pop(turn.task.session_id, None)
                 self._remember(turn)
+        return True
 
     async def _begin(self, work: Work) -> _Turn | None:
         """Open a queued request, or go on with one that was cut off; None where there is nothing left to do."""
@@ -132,26 +143,25 @@ class Turns:
         )
 
     def _open(self, connection: Connection, work: Work, reference: str | None) -> _Turn | None:
+        if not self._senses.is_served(work.room_id):
+            raise _RoomDenied
         now = self._clock.now()
-        row = self._stores.inbox.find(connection, work.event_id)
-        if row is None or row.kind != "request":
-            return None
-        if row.state == "running":
-            return self._resume(connection, row)
-        if row.state != "queued":
-            return None
+        row = self._stores.inbox.claim(connection, work.event_id)
+        if row is None:
+            begun = self._stores.inbox.find(connection, work.event_id)
+            return self._resume(connection, begun) if begun is not None and begun.state == "running" else None
         content = row.content
         if content is None:  # damaged: what was removed is not queued any more
             fail_request(self._stores, connection, row, _UNREADABLE, now)
             return None
-        session_id = self._stores.sessions.use_active(connection, row.conversation_id, row.focus, now)
-        task = self._stores.tasks.open(connection, row.conversation_id, row.focus, session_id, row.event_id, now)
-        row = replace(row, state="running", epoch=self._stores.inbox.move(connection, row, "running"))
+        session_id = self._stores.sessions.use_active(connection, row.conversation_id, row.focus, now, idle_s=self._rules.idle_s)
+        task = self._stores.tasks.open(connection, row, session_id, now)
         earlier = self._cache.get(session_id)
         if earlier is None:
             earlier = self._stores.sessions.read_last(connection, session_id, _SHOWN_ELEMENTS)
         request = replace(content, reference=reference)
-        self._stores.sessions.append(connection, session_id, task.id, request, now, event_id=row.event_id)
+        entry_id = self._stores.sessions.append(connection, session_id, task.id, request, now, event_id=row.event_id)
+        self._stores.tags.add(connection, row.conversation_id, row.tags, session_id, entry_id, now)
         turn = _Turn(task=task, request=row, transcript=[*earlier, request])
         # Known before the next transaction can change its text: `forget` must find it, however soon it is called.
         self._running[session_id] = turn
@@ -170,9 +180,8 @@ class Turns:
             return None
         transcript = self._stores.sessions.read_last(connection, found[0].session_id, _SHOWN_ELEMENTS)
         own = self._stores.sessions.read_task(connection, found[0].id)
-        steers = len(self._stores.sessions.read_steers(connection, found[0].id, 0))
         task = self._stores.tasks.move(connection, found[0], "running", now)
-        turn = self._running[task.session_id] = _Turn(task=task, request=row, transcript=transcript, steers=steers)
+        turn = self._running[task.session_id] = _Turn(task=task, request=row, transcript=transcript, steers=task.steers)
         open_calls = find_open_calls(own)
         if open_calls and not self._may_repeat(open_calls[0]):
             result = Result(call_id=open_calls[0].id, name=open_calls[0].name, text=_UNKNOWN, outcome="unknown")
@@ -200,6 +209,7 @@ class Turns:
                     room_id=work.room_id,
                     focus=turn.task.focus,
                     task_id=turn.task.id,
+                    tags=turn.task.tags,
                     transcript=tuple(turn.transcript[-_SHOWN_ELEMENTS:]),
                     tools=tuple(self._tools.values()),
                 )
@@ -256,12 +266,10 @@ class Turns:
 
     def _end(self, connection: Connection, turn: _Turn, said: Said) -> list[Element]:
         """Write the last step and end the turn; where a person steered meanwhile, return that instead: the model has not seen it."""
-        steers = self._stores.sessions.read_steers(connection, turn.task.id, turn.steers)
-        if steers:
-            self._append(connection, turn, said)
-            return steers
         now = self._clock.now()
-        self._stores.tasks.move(connection, turn.task, "done", now)
+        if not self._stores.tasks.end(connection, turn.task, turn.steers, now):
+            self._append(connection, turn, said)
+            return self._stores.sessions.read_steers(connection, turn.task.id, turn.steers)
         self._stores.inbox.move(connection, turn.request, "done")
         self._stores.sessions.append(connection, turn.task.session_id, turn.task.id, said, now)
         text = said.text.strip()

@@ -48,6 +48,10 @@ class Rotation:
     age_ms: int
 
 
+_VIA_SERVERS = 3
+"""Servers in a link to a room: the number that the specification's appendix on routing advises."""
+
+
 class Rooms:
     """The rooms that the bot knows; every call in the edge's thread."""
 
@@ -162,6 +166,23 @@ class Rooms:
         others: frozenset[UserId] | None = frozenset({room.inviter}) if room.is_direct and room.inviter else None
         view = RoomView(room_id=room.room_id, others=others, is_banned=room.was_banned)
         return decide(self.policy, Act.INVITE, view, self._read_pins(), sender=room.inviter)
+
+    def list_servers(self, room_id: RoomId) -> list[str]:
+        """Return up to three servers through which others find the room, the bot's own among them.
+
+        As the specification's appendix on routing advises: that of the member with the highest power, then those with most members.
+        """
+        room = self.find(room_id)
+        powers = room.power.get("users") if room.power else None
+        named = powers if isinstance(powers, dict) else {}
+        strongest = max(
+            (user for user in {*named, *room.creators} if self._keystore.rooms.read_membership(room_id, user) == "join"),
+            key=lambda user: (find_power(user, version=room.version, creators=room.creators, levels=room.power), user),
+            default=None,
+        )
+        own = self.own_user_id.partition(":")[2]
+        wanted = [*([] if strongest is None else [strongest.partition(":")[2]]), own, *self._keystore.rooms.count_servers(room_id, 3)]
+        return list(dict.fromkeys(wanted))[:_VIA_SERVERS]
 
     def find_power(self, room_id: RoomId, user_id: UserId) -> int | None:
         """Return a user's power level in a room that the bot is in; None elsewhere."""

@@ -25,7 +25,7 @@ from hayate_matrix.matrix.facts import DELIVERY_KEY
 from hayate_matrix.matrix.http import room_path
 from hayate_matrix.matrix.keystore.owed import Send
 from hayate_matrix.matrix.machine import Unreadable
-from hayate_matrix.matrix.render import ENCRYPTED_MAX_BYTES, PLAIN_MAX_BYTES, split_reply
+from hayate_matrix.matrix.render import ENCRYPTED_MAX_BYTES, PLAIN_MAX_BYTES, make_permalink, split_listing, split_reply
 from hayate_matrix.matrix.render.content import make_content, make_reaction, make_relation
 
 if TYPE_CHECKING:
@@ -190,8 +190,13 @@ class Sender:
         return await self._keystore.transaction("send.keep_plain", partial(self._keep_plain, delivery, event_type, contents))
 
     async def _make_contents(self, delivery: Delivery, *, is_encrypted: bool) -> list[dict[str, Any]]:
-        """Return the contents of a reply or notice: as many messages as its size asks for, and a file where five are not enough (OUT-4)."""
-        split = partial(split_reply, delivery.text, max_bytes=ENCRYPTED_MAX_BYTES if is_encrypted else PLAIN_MAX_BYTES)
+        """Return the contents of all messages: as many as the size asks for, and a file where five are not enough (OUT-4)."""
+        max_bytes = ENCRYPTED_MAX_BYTES if is_encrypted else PLAIN_MAX_BYTES
+        split = partial(split_reply, delivery.text, max_bytes=max_bytes)
+        if delivery.kind == "listing":
+            servers = await self._keystore.read(lambda: self._rooms.list_servers(delivery.room_id)) if delivery.links else []
+            links = [(label, make_permalink(delivery.room_id, found, servers) if found else "") for label, found in delivery.links]
+            split = partial(split_listing, delivery.text, links, max_bytes=max_bytes)
         parts = await asyncio.to_thread(split) if len(delivery.text) > _RENDERED_ASIDE else split()
         contents = [make_content(delivery, rendered, part) for part, rendered in enumerate(parts)]
         if parts[-1].overflow is not None:

@@ -41,6 +41,8 @@ class Prompt:
     room_id: RoomId
     focus: Focus
     task_id: TaskId
+    tags: tuple[str, ...] = ()
+    """Those of the current request, as information: the label on the reply is not the runtime's to write (LBL-4)."""
     transcript: tuple[Element, ...]
     """Oldest first; it ends with the request, what came of it so far, and steering."""
     tools: tuple[Tool, ...] = ()

@@ -9,6 +9,7 @@ The request is read line by line; each line is an instruction, and what is no in
     crash TEXT          breaks with an error that nobody foresaw
     history             answers with the number of requests in the transcript, this one included
     reference           answers with the text of the message that was replied to
+    tags [#TAG ...]     answers with the tags of the request
     Check ... before    `Noted, I will check ...`, without a tag's `#` and without when
     anything else       `Noted: ` and the text, in one line of at most 200 characters
 
@@ -57,7 +58,7 @@ class ScriptedRuntime:
             name, arguments = calls[len(results)]
             call = ToolCall(id=f"{prompt.task_id}-{len(results)}", name=name, arguments=arguments)
             return Said(text="", calls=(call,))
-        answer = await self._answer(request, prompt.transcript, results)
+        answer = await self._answer(request, prompt, results)
         steered = "".join(f" (steered: {element.text})" for element in turn if isinstance(element, Steer))
         return Said(text=f"{'Edited: ' if request.is_edit else ''}{answer}{steered}")
 
@@ -75,7 +76,7 @@ class ScriptedRuntime:
         """Return the summary as a note, and what was kept."""
         return (Note(text=summary), *kept)
 
-    async def _answer(self, request: Request, transcript: Sequence[Element], results: Sequence[Result]) -> str:  # noqa: PLR0911 - one for each rule
+    async def _answer(self, request: Request, prompt: Prompt, results: Sequence[Result]) -> str:  # noqa: PLR0911 - one for each rule
         lines = [line for line in request.text.split("\n") if not line.startswith("tool ")]
         text = "\n".join(lines).strip()
         word, _, rest = text.partition(" ")
@@ -92,12 +93,10 @@ class ScriptedRuntime:
                 raise TurnFailed(rest or "I can't answer that.")
             case "crash":
                 raise RuntimeError(rest or "the script says so")
-            case "history" if not rest:
-                return str(sum(isinstance(element, Request) for element in transcript))
-            case "reference" if not rest:
-                return request.reference or "There is no reference."
             case "check" if rest:
                 return _note(text)
+            case "history" | "reference" | "tags" if all(part.startswith("#") for part in rest.split()):
+                return _show(word.lower(), request, prompt)
         if not text and request.file_name:
             return f"Noted: the file {_fold(request.file_name)}."
         return f"Noted: {_fold(text)}"
@@ -110,6 +109,15 @@ def _find_calls(text: str) -> list[tuple[str, str]]:
             name, _, arguments = line[5:].strip().partition(" ")
             calls.append((name, arguments.strip()))
     return calls
+
+
+def _show(what: str, request: Request, prompt: Prompt) -> str:
+    """Return something of what the model is handed."""
+    if what == "history":
+        return str(sum(isinstance(element, Request) for element in prompt.transcript))
+    if what == "tags":
+        return " ".join(prompt.tags) or "There are no tags."
+    return request.reference or "There is no reference."
 
 
 def _note(text: str) -> str:

@@ -185,6 +185,20 @@ class Harness(Section):
     turn_retries: int = Field(3, ge=0, le=20, description="How often a turn that a crash cut off is gone on with before it ends as failed.")
 
 
+class Sessions(Section):
+    """How long a session lasts, and its text is kept."""
+
+    idle_s: int = Field(
+        86_400, ge=60, le=31_536_000, description="Seconds without a message after which a session is closed; the next opens a fresh one."
+    )
+    keep_days: int | None = Field(
+        None,
+        ge=1,
+        le=36_500,
+        description="Days without a message after which a session's text is removed for good; unset keeps it for ever.",
+    )
+
+
 class Store(Section):
     """Where the harness keeps what it knows."""
 
@@ -236,6 +250,7 @@ class Settings(BaseSettings):
 
     matrix: Matrix = Matrix()
     harness: Harness = Harness()
+    sessions: Sessions = Sessions()
     store: Store = Store()
     runtime: Runtime = Runtime()
     log: Log = Log()

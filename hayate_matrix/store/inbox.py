@@ -11,18 +11,19 @@ from typing import TYPE_CHECKING, Any, Literal
 import sqlalchemy as sa
 
 from hayate_matrix.core.transcript import Request, dump_element, load_element
-from hayate_matrix.store.schema import inbox, move
+from hayate_matrix.store.schema import inbox, move, tasks
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from sqlalchemy import Connection, Row
 
-    from hayate_matrix.core.ids import ConversationId, EventId, Focus, UserId
+    from hayate_matrix.core.ids import ConversationId, EventId, Focus, SessionId, UserId
     from hayate_matrix.core.turns import RequestState
     from hayate_matrix.store.sealing import Sealer
 
-InboxKind = Literal["request", "command", "edit", "redaction", "other"]
+InboxKind = Literal["request", "command", "ordered", "edit", "redaction", "other"]
+"""`ordered` is a command that waits for the requests before it in its focus."""
 
 _FIELD = "inbox.content"
 _LOOKUP_SIZE = 500
@@ -30,8 +31,19 @@ _LOOKUP_SIZE = 500
 
 _HAS_WORK = inbox.c.state.in_(("queued", "running"))
 _IN_CONVERSATION = inbox.c.conversation_id == sa.bindparam("conversation_id")
-_FIND_KNOWN = sa.select(inbox.c.event_id).where(inbox.c.event_id.in_(sa.bindparam("event_ids", expanding=True)))
+_FIND_KNOWN = sa.select(inbox.c.event_id, inbox.c.target).where(
+    inbox.c.event_id.in_(sa.bindparam("event_ids", expanding=True)) | inbox.c.target.in_(sa.bindparam("event_ids", expanding=True))
+)
+_FIND_ONE = sa.select(inbox.c.event_id, inbox.c.target).where(
+    (inbox.c.event_id == sa.bindparam("id")) | (inbox.c.target == sa.bindparam("id"))
+)
 _INSERT = sa.insert(inbox)
+_CLAIM = (
+    sa.update(inbox)
+    .where(inbox.c.event_id == sa.bindparam("_event_id"), inbox.c.kind == "request", inbox.c.state == "queued")
+    .values(state="running", epoch=inbox.c.epoch + 1)
+    .returning(*inbox.c)
+)
 _FIND = sa.select(inbox).where(inbox.c.event_id == sa.bindparam("event_id"))
 _FIND_ABOUT = sa.select(inbox).where(inbox.c.target == sa.bindparam("target"), _IN_CONVERSATION).order_by(inbox.c.seq)
 _OPEN = sa.select(*(column for column in inbox.c if column.name != "content"), sa.null().label("content"))
@@ -43,9 +55,15 @@ _ASK_ROOT = sa.select(inbox.c.seq).where(_IN_CONVERSATION, inbox.c.event_id == s
 _REPLACE = (
     sa.update(inbox)
     .where(inbox.c.event_id == sa.bindparam("_event_id"), inbox.c.state == "queued", inbox.c.epoch == sa.bindparam("_epoch"))
-    .values(content=sa.bindparam("content"), epoch=inbox.c.epoch + 1)
+    .values(content=sa.bindparam("content"), tags=sa.bindparam("tags"), epoch=inbox.c.epoch + 1)
 )
 _REMOVE_TEXT = sa.update(inbox).where(inbox.c.event_id.in_(sa.bindparam("event_ids", expanding=True))).values(content=None)
+
+_REMOVE_SESSION = (
+    sa.update(inbox)
+    .where(inbox.c.event_id.in_(sa.select(tasks.c.request_event_id).where(tasks.c.session_id == sa.bindparam("session_id"))))
+    .values(content=None)
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +84,8 @@ class InboxRow:
     sent_at_ms: int
     received_at_ms: int
     content: Request | None = None
+    tags: tuple[str, ...] = ()
+    """Of a request, in reading order (SRC-3)."""
     epoch: int = 0
     seq: int = 0
     """The order of arrival; given by `put`."""
@@ -77,13 +97,19 @@ class Inbox:
     def __init__(self, sealer: Sealer) -> None:
         self._sealer = sealer
 
-    def find_known(self, connection: Connection, event_ids: Sequence[EventId]) -> set[EventId]:
-        """Return those of `event_ids` that were taken before."""
+    def find_known(self, connection: Connection, event_ids: Sequence[EventId]) -> tuple[set[EventId], set[EventId]]:
+        """Return those of `event_ids` that were taken before, and those that edits and redactions taken before are about."""
         known: set[EventId] = set()
+        targets: set[EventId] = set()
         for start in range(0, len(event_ids), _LOOKUP_SIZE):
             some = event_ids[start : start + _LOOKUP_SIZE]
-            known.update(connection.scalars(_FIND_KNOWN, {"event_ids": some}))
-        return known
+            # A list of parameters makes the statement anew each time: one message alone, the usual case, goes without.
+            is_one = len(some) == 1
+            for row in connection.execute(_FIND_ONE if is_one else _FIND_KNOWN, {"id": some[0]} if is_one else {"event_ids": some}):
+                known.add(row.event_id)
+                targets.add(row.target)
+        wanted = set(event_ids)
+        return known & wanted, targets & wanted
 
     def put(self, connection: Connection, row: InboxRow) -> int:
         """Add a fact that is not known yet and return its `seq`."""
@@ -104,10 +130,16 @@ class Inbox:
                 "sent_at_ms": row.sent_at_ms,
                 "received_at_ms": row.received_at_ms,
                 "content": sealed,
+                "tags": " ".join(row.tags),
             },
         )
         key = result.inserted_primary_key
         return int(key[0]) if key is not None else 0
+
+    def claim(self, connection: Connection, event_id: EventId) -> InboxRow | None:
+        """Bring a queued request to `running` and return it so; None for whatever is no queued request."""
+        row = connection.execute(_CLAIM, {"_event_id": event_id}).one_or_none()
+        return self._read(row) if row is not None else None
 
     def find(self, connection: Connection, event_id: EventId) -> InboxRow | None:
         """Return the row of an event, or None for one that was never taken."""
@@ -137,15 +169,20 @@ class Inbox:
         """Bring `row` to the state `to` and return its new epoch; StaleTransition where somebody else moved it."""
         return move(connection, inbox, row.event_id, state=row.state, epoch=row.epoch, to=to)
 
-    def replace(self, connection: Connection, row: InboxRow, content: Request) -> bool:
-        """Give a request that is still queued another content; False where it is no longer queued."""
-        changes = {"_event_id": row.event_id, "_epoch": row.epoch, "content": self._seal(row.event_id, content)}
+    def replace(self, connection: Connection, row: InboxRow, content: Request, tags: Sequence[str]) -> bool:
+        """Give a request that is still queued another content and tags; False where it is no longer queued."""
+        sealed = self._seal(row.event_id, content)
+        changes = {"_event_id": row.event_id, "_epoch": row.epoch, "content": sealed, "tags": " ".join(tags)}
         result = connection.execute(_REPLACE, changes)
         return result.rowcount == 1
 
     def remove_text(self, connection: Connection, event_ids: Iterable[EventId]) -> None:
         """Leave stones in the place of these texts."""
         connection.execute(_REMOVE_TEXT, {"event_ids": list(event_ids)})
+
+    def remove_session(self, connection: Connection, session_id: SessionId) -> None:
+        """Leave stones in the place of the requests that a session held."""
+        connection.execute(_REMOVE_SESSION, {"session_id": session_id})
 
     def _read(self, row: Row[*tuple[Any, ...]]) -> InboxRow:
         return InboxRow(
@@ -161,6 +198,7 @@ class Inbox:
             sent_at_ms=row.sent_at_ms,
             received_at_ms=row.received_at_ms,
             content=None if row.content is None else self._open(row.event_id, row.content),
+            tags=tuple(row.tags.split()),
             epoch=row.epoch,
             seq=row.seq,
         )

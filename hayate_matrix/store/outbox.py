@@ -5,14 +5,15 @@ Promise: a row is settled once; its id is what makes a repeated delivery harmles
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
 
 from hayate_matrix.core.deliveries import Delivery, DeliveryKind
-from hayate_matrix.core.ids import ConversationId, DeliveryId, EventId, TaskId, UserId, make_uuid7
-from hayate_matrix.store.schema import conversations, move, outbox, sent_events
+from hayate_matrix.core.ids import ConversationId, DeliveryId, EventId, SessionId, TaskId, UserId, make_uuid7
+from hayate_matrix.store.schema import conversations, move, outbox, sent_events, tasks
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -42,6 +43,10 @@ _RELEASE = sa.update(outbox).where(outbox.c.state == "held").values(state="pendi
 _RELEASE_OF = _RELEASE.where(_OF_CONVERSATION)
 _COUNT = sa.select(outbox.c.state, sa.func.count()).group_by(outbox.c.state)
 _COUNT_OF = _COUNT.where(_OF_CONVERSATION)
+_LIST_TEXTS_OF = (
+    sa.select(outbox.c.id).join(tasks, tasks.c.id == outbox.c.task_id).where(tasks.c.session_id == sa.bindparam("session_id"), ~_IS_OWED)
+)
+_REPLACE_TEXT = sa.update(outbox).where(outbox.c.id == sa.bindparam("_id")).values(text=sa.bindparam("text"))
 _FIND_SENT = (
     sa.select(outbox.c.id, outbox.c.text)
     .join(sent_events, sent_events.c.delivery_id == outbox.c.id)
@@ -57,6 +62,8 @@ class Owed:
     conversation_id: ConversationId
     state: DeliveryState
     epoch: int
+    tags: tuple[str, ...] = ()
+    """Its label, sorted; `delivery` has the text without it."""
     is_damaged: bool = False
     """Whether its text can't be read any more; it is empty here then."""
 
@@ -79,8 +86,13 @@ class Outbox:
         request: EventId | None = None,
         thread: EventId | None = None,
         mention: UserId | None = None,
+        tags: Sequence[str] = (),
+        links: Sequence[tuple[str, EventId]] = (),
     ) -> DeliveryId:
-        """Owe `text` to the room of the conversation, behind what is owed to it already."""
+        """Owe `text` to the room of the conversation, behind what is owed to it already.
+
+        `tags` become its label when it is delivered (LBL-1); `text` stays without.
+        """
         delivery_id = DeliveryId(make_uuid7(now))
         connection.execute(
             _ADD,
@@ -96,6 +108,8 @@ class Outbox:
                 "mention": mention,
                 "made_at_ms": int(now.timestamp() * 1000),
                 "text": self._sealer.seal(_FIELD, delivery_id, text),
+                "tags": " ".join(sorted(tags)),
+                "links": json.dumps(links) if links else None,
             },
         )
         return delivery_id
@@ -164,6 +178,11 @@ class Outbox:
         row = connection.execute(_FIND_SENT, {"event_id": event_id, "_conversation_id": conversation_id}).first()
         return self._sealer.try_open(_FIELD, row.id, row.text) if row is not None else None
 
+    def remove_text(self, connection: Connection, session_id: SessionId) -> None:
+        """Take away what was said in a session, as far as it is not owed any more."""
+        for delivery_id in connection.scalars(_LIST_TEXTS_OF, {"session_id": session_id}).all():
+            connection.execute(_REPLACE_TEXT, {"_id": delivery_id, "text": self._sealer.seal(_FIELD, delivery_id, "")})
+
     def _read(self, row: Row[*tuple[Any, ...]]) -> Owed:
         text = self._sealer.try_open(_FIELD, row.id, row.text)
         return Owed(
@@ -176,7 +195,9 @@ class Outbox:
                 thread=row.thread,
                 mention=row.mention,
                 created_at_ms=row.made_at_ms,
+                links=tuple((label, event_id) for label, event_id in json.loads(row.links)) if row.links else (),
             ),
+            tags=tuple(row.tags.split()),
             conversation_id=row.conversation_id,
             state=row.state,
             epoch=row.epoch,

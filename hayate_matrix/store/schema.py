@@ -58,6 +58,7 @@ inbox = sa.Table(
     sa.Column("sent_at_ms", sa.BigInteger, nullable=False),
     sa.Column("received_at_ms", sa.BigInteger, nullable=False),
     sa.Column("content", sa.LargeBinary),
+    sa.Column("tags", sa.Text, nullable=False, server_default=""),
     sqlite_autoincrement=True,
 )
 _HAS_WORK = inbox.c.state.in_(("queued", "running"))
@@ -75,7 +76,11 @@ sessions = sa.Table(
     sa.Column("epoch", sa.Integer, nullable=False),
     sa.Column("made_at_ms", sa.BigInteger, nullable=False),
     sa.Column("used_at_ms", sa.BigInteger, nullable=False),
+    sa.Column("touched", sa.BigInteger, nullable=False, server_default="0"),
+    sa.Column("name", sa.LargeBinary),
 )
+sa.Index("sessions_touched", sessions.c.conversation_id, sessions.c.touched)
+sa.Index("sessions_used", sessions.c.used_at_ms)
 sa.Index(
     "sessions_active",
     sessions.c.conversation_id,
@@ -98,7 +103,10 @@ tasks = sa.Table(
     sa.Column("attempts", sa.Integer, nullable=False),
     sa.Column("made_at_ms", sa.BigInteger, nullable=False),
     sa.Column("ended_at_ms", sa.BigInteger),
+    sa.Column("tags", sa.Text, nullable=False, server_default=""),
+    sa.Column("steers", sa.Integer, nullable=False, server_default="0"),
 )
+sa.Index("tasks_session", tasks.c.session_id)
 _IS_OPEN = tasks.c.state.in_(("running", "suspended"))
 sa.Index("tasks_open", tasks.c.conversation_id, tasks.c.focus, unique=True, sqlite_where=_IS_OPEN, postgresql_where=_IS_OPEN)
 
@@ -138,8 +146,11 @@ outbox = sa.Table(
     sa.Column("settled_at_ms", sa.BigInteger),
     sa.Column("reason", sa.Text),
     sa.Column("text", sa.LargeBinary, nullable=False),
+    sa.Column("tags", sa.Text, nullable=False, server_default=""),
+    sa.Column("links", sa.Text),
     sqlite_autoincrement=True,
 )
+sa.Index("outbox_task", outbox.c.task_id)
 _IS_OWED = outbox.c.state.in_(("pending", "held"))
 sa.Index("outbox_owed", outbox.c.conversation_id, outbox.c.seq, sqlite_where=_IS_OWED, postgresql_where=_IS_OWED)
 
@@ -151,6 +162,19 @@ sent_events = sa.Table(
     sa.Column("part", sa.Integer, nullable=False),
 )
 sa.Index("sent_events_delivery", sent_events.c.delivery_id, sent_events.c.part)
+
+tags = sa.Table(
+    "tags",
+    metadata,
+    sa.Column("conversation_id", sa.Text, sa.ForeignKey("conversations.id"), primary_key=True),
+    sa.Column("tag", sa.Text, primary_key=True),
+    sa.Column("ordinal", sa.BigInteger, primary_key=True),
+    sa.Column("session_id", sa.Text, nullable=False),
+    sa.Column("entry_id", sa.Text, nullable=False),
+    sa.Column("indexed_at_ms", sa.BigInteger, nullable=False),
+    sqlite_with_rowid=False,
+)
+sa.Index("tags_entry", tags.c.entry_id, tags.c.tag, unique=True)
 
 
 @functools.cache

@@ -8,8 +8,9 @@ import sqlalchemy as sa
 
 from hayate_matrix.store.inbox import Inbox
 from hayate_matrix.store.outbox import Outbox
-from hayate_matrix.store.schema import KEY_ID, READ_KEY_ID, entries, inbox, meta, outbox
+from hayate_matrix.store.schema import KEY_ID, READ_KEY_ID, entries, inbox, meta, outbox, sessions
 from hayate_matrix.store.sessions import Sessions
+from hayate_matrix.store.tags import Tags
 from hayate_matrix.store.tasks import Tasks
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 _SEALED = (
     (inbox, "event_id", "content", "inbox.content"),
     (entries, "id", "content", "entries.content"),
+    (sessions, "id", "name", "sessions.name"),
     (outbox, "id", "text", "outbox.text"),
 )
 """Each sealed column with the id and the logical field that are bound into it."""
@@ -35,6 +37,7 @@ class Stores:
         self.sessions = Sessions(sealer)
         self.tasks = Tasks()
         self.outbox = Outbox(sealer)
+        self.tags = Tags()
 
 
 def reseal(connection: Connection, old: Sealer, new: Sealer) -> int:

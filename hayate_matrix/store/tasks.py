@@ -17,10 +17,22 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection, Row
 
     from hayate_matrix.core.turns import TaskState
+    from hayate_matrix.store.inbox import InboxRow
 
 _OPEN = sa.insert(tasks)
 _LIST_OPEN = sa.select(tasks).where(tasks.c.state.in_(("running", "suspended")))
 _LIST_OPEN_OF = _LIST_OPEN.where(tasks.c.conversation_id == sa.bindparam("conversation_id"))
+_NOTE_STEER = sa.update(tasks).where(tasks.c.id == sa.bindparam("_id")).values(steers=tasks.c.steers + 1)
+_END = (
+    sa.update(tasks)
+    .where(
+        tasks.c.id == sa.bindparam("_id"),
+        tasks.c.state == "running",
+        tasks.c.epoch == sa.bindparam("_epoch"),
+        tasks.c.steers == sa.bindparam("_steers"),
+    )
+    .values(state="done", epoch=tasks.c.epoch + 1, ended_at_ms=sa.bindparam("now_ms"))
+)
 _CHECK = (
     sa.select(tasks.c.id)
     .where(tasks.c.id == sa.bindparam("id"), tasks.c.state == sa.bindparam("state"), tasks.c.epoch == sa.bindparam("epoch"))
@@ -41,37 +53,42 @@ class Task:
     epoch: int
     attempts: int
     """How often it was begun; more than once after crashes."""
+    tags: tuple[str, ...] = ()
+    """Those of the request, in reading order (SRC-3)."""
+    steers: int = 0
+    """How often people steered it, up to when it was read."""
 
 
 class Tasks:
     """Reads and writes tasks within the caller's transaction."""
 
-    def open(
-        self, connection: Connection, conversation_id: ConversationId, focus: Focus, session_id: SessionId, request: EventId, now: datetime
-    ) -> Task:
-        """Add a running task for `request`."""
+    def open(self, connection: Connection, request: InboxRow, session_id: SessionId, now: datetime) -> Task:
+        """Add a running task for `request`, which works in a session."""
         task = Task(
             id=TaskId(make_uuid7(now)),
-            conversation_id=conversation_id,
-            focus=focus,
+            conversation_id=request.conversation_id,
+            focus=request.focus,
             session_id=session_id,
-            request=request,
+            request=request.event_id,
             state="running",
             epoch=0,
             attempts=1,
+            tags=request.tags,
         )
         connection.execute(
             _OPEN,
             {
                 "id": task.id,
-                "conversation_id": conversation_id,
-                "focus": focus,
+                "conversation_id": task.conversation_id,
+                "focus": task.focus,
                 "session_id": session_id,
-                "request_event_id": request,
+                "request_event_id": task.request,
                 "state": task.state,
                 "epoch": task.epoch,
                 "attempts": task.attempts,
                 "made_at_ms": int(now.timestamp() * 1000),
+                "tags": " ".join(task.tags),
+                "steers": 0,
             },
         )
         return task
@@ -95,6 +112,23 @@ class Tasks:
             problem = f"The task {task.id} is no longer {task.state} with the epoch {task.epoch}."
             raise StaleTransition(problem)
 
+    def note_steer(self, connection: Connection, task: Task) -> None:
+        """Remember that a person steered `task`, so that it can't end before it was seen."""
+        connection.execute(_NOTE_STEER, {"_id": task.id})
+
+    def end(self, connection: Connection, task: Task, steers: int, now: datetime) -> bool:
+        """Bring `task` to `done` if it was steered `steers` times and no more; False where somebody steered it since.
+
+        Raises:
+            StaleTransition: somebody else moved it.
+        """
+        changed = connection.execute(
+            _END, {"_id": task.id, "_epoch": task.epoch, "_steers": steers, "now_ms": int(now.timestamp() * 1000)}
+        ).rowcount
+        if changed != 1:
+            self.check(connection, task)
+        return changed == 1
+
     def move(self, connection: Connection, task: Task, to: TaskState, now: datetime) -> Task:
         """Bring `task` to the state `to` and return it so; StaleTransition where somebody else moved it."""
         attempts = task.attempts + 1 if (task.state, to) == ("running", "running") else task.attempts
@@ -113,4 +147,6 @@ def _read(row: Row[*tuple[Any, ...]]) -> Task:
         state=row.state,
         epoch=row.epoch,
         attempts=row.attempts,
+        tags=tuple(row.tags.split()),
+        steers=row.steers,
     )

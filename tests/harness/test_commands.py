@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from hayate_matrix.core.commands import COMMANDS
 from hayate_matrix.core.ids import RoomId, UserId
 from hayate_matrix.core.transcript import Note, Result
 from hayate_matrix.harness.rules import Senses
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 async def test_a_command_is_known_in_every_form(desk: Desk, body: str) -> None:
     """Each way to write it gives the help, as a notice to the one who asked, with the `!` form first; a room needs no mention."""
     (text,) = await desk.ask(body, room=ROOM)
-    assert [line.split()[1] for line in text.splitlines()] == ["!help", "!pause", "!status", "!steer", "!stop", "!unpause"]
+    assert [line.split()[1] for line in text.splitlines()] == [f"!{name}" for name in COMMANDS]
     assert (desk.gateway.room[0].kind, desk.gateway.room[0].mention) == ("notice", ALICE)
 
 
@@ -75,7 +76,7 @@ async def test_a_stopped_tool_call_has_an_end_in_the_transcript(make_desk: MakeD
 @pytest.mark.requirement("CORE-4", "CMD-2")
 async def test_steering_needs_a_text_and_a_turn(desk: Desk) -> None:
     """Each wrong use is one sentence, with an example."""
-    assert await desk.ask("!steer") == ["`!steer` needs a text, for example: `!steer only the German ones`"]
+    assert await desk.ask("!steer") == ["`!steer` needs a text. For example: `!steer only the German ones`"]
     assert await desk.ask("!steer left") == ["Nothing is running here that could be steered. Send it as a message."]
 
 

@@ -138,6 +138,15 @@ class RoomRows:
         )
         return [UserId(row[0]) for row in rows]
 
+    def count_servers(self, room_id: str, limit: int) -> list[str]:
+        """Return the servers with the most joined members, most first."""
+        rows = self._keystore.db.execute(
+            "select substr(user_id, instr(user_id, ':') + 1) as server from members where room_id = ? and membership = 'join' "
+            "group by server order by count(*) desc, server limit ?",
+            (room_id, limit),
+        )
+        return [str(row[0]) for row in rows]
+
     # -- aliases of the allowlist --------------------------------------------------------------------------------------------
 
     def read_aliases(self) -> dict[str, tuple[RoomId | None, RoomId | None]]:

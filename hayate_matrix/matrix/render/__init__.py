@@ -10,7 +10,19 @@ Not here: the file that carries a reply too long for five messages (matrix/send)
 
 from __future__ import annotations
 
+from hayate_matrix.matrix.render.listing import make_permalink, split_listing
 from hayate_matrix.matrix.render.pieces import ENCRYPTED_MAX_BYTES, LEAST_BYTES, MAX_PARTS, PLAIN_MAX_BYTES, Overflow, Rendered
 from hayate_matrix.matrix.render.split import render, split_reply
 
-__all__ = ["ENCRYPTED_MAX_BYTES", "LEAST_BYTES", "MAX_PARTS", "PLAIN_MAX_BYTES", "Overflow", "Rendered", "render", "split_reply"]
+__all__ = [
+    "ENCRYPTED_MAX_BYTES",
+    "LEAST_BYTES",
+    "MAX_PARTS",
+    "PLAIN_MAX_BYTES",
+    "Overflow",
+    "Rendered",
+    "make_permalink",
+    "render",
+    "split_listing",
+    "split_reply",
+]

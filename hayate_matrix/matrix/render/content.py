@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 def make_content(delivery: Delivery, rendered: Rendered, part: int) -> dict[str, Any]:
     """Return the content of one message of a reply or notice."""
     content: dict[str, Any] = {
-        "msgtype": "m.notice" if delivery.kind == "notice" else "m.text",
+        "msgtype": "m.text" if delivery.kind == "reply" else "m.notice",
         "body": rendered.body,
         "m.mentions": {"user_ids": [delivery.mention]} if delivery.mention and part == 0 else {},
         DELIVERY_KEY: f"{delivery.id}/{part}",

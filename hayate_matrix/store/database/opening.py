@@ -10,8 +10,8 @@ import sqlalchemy
 from sqlalchemy import event, text
 
 from hayate_matrix.errors import StoreError
-from hayate_matrix.store.database.faults import RESTORE, reject
-from hayate_matrix.store.database.writer import Connection, Database
+from hayate_matrix.store.database.faults import RESTORE, find_fault
+from hayate_matrix.store.database.writer import BEGUN_BY_DRIVER, Connection, Database
 from hayate_matrix.store.schema import KEY_ID, READ_KEY_ID, meta
 
 if TYPE_CHECKING:
@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
     from sqlalchemy import URL, Engine
 
-SCHEMA_REVISION = "0001"
+    from hayate_matrix.core.clock import Clock
+
+SCHEMA_REVISION = "0002"
 """The newest migration; a database with a higher number belongs to a newer program."""
 MIGRATIONS = Path(__file__).parent / "migrations"
 
@@ -31,10 +33,11 @@ _MIGRATION_LOCK = 0x68617961  # PostgreSQL advisory locks are numbers; this one 
 _OLDEST_POSTGRES = 15
 
 
-def open_database(url: str | Path, *, key_id: str | None = None) -> Database:
+def open_database(url: str | Path, *, key_id: str | None = None, clock: Clock | None = None) -> Database:
     """Return the database of `url`, migrated: a path or `sqlite:///PATH`, or `postgresql://USER@HOST/NAME`.
 
-    `key_id` is the sealer's: the database remembers the first and refuses another, whose texts nobody could open.
+    `key_id` is the sealer's: the database remembers the first and refuses another, whose texts nobody could open. `clock`
+    bounds the time for which transactions wait for each other's commit.
 
     Raises:
         StoreError: it can't be reached, is damaged, sealed with another key, or belongs to a newer program; nothing was changed.
@@ -50,11 +53,11 @@ def open_database(url: str | Path, *, key_id: str | None = None) -> Database:
                     _check_key(connection, key_id)
     except sqlalchemy.exc.DBAPIError as error:
         engine.dispose()
-        reject(error, f"The database {address.render_as_string(hide_password=True)}")
+        raise find_fault(error, f"The database {address.render_as_string(hide_password=True)}") or error from error
     except BaseException:
         engine.dispose()
         raise
-    return Database(engine)
+    return Database(engine, clock)
 
 
 def parse_url(url: str | Path) -> URL:
@@ -91,13 +94,13 @@ def _connect_sqlite(address: URL) -> Engine:
     engine = sqlalchemy.create_engine(address, connect_args={"timeout": _BUSY_TIMEOUT_S, "check_same_thread": False}, hide_parameters=True)
 
     def prepare(connection: sqlite3.Connection, _record: object) -> None:
-        connection.isolation_level = None  # SQLAlchemy's begin below is the only one
+        connection.isolation_level = None  # it begins nothing by itself
         for pragma in ("journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON"):
             connection.execute(f"PRAGMA {pragma}").close()
 
     def begin(connection: Connection) -> None:
-        is_reader = connection.get_execution_options().get("hayate_read_only", False)
-        connection.exec_driver_sql("BEGIN" if is_reader else "BEGIN IMMEDIATE")
+        if not connection.get_execution_options().get(BEGUN_BY_DRIVER, False):
+            connection.exec_driver_sql("BEGIN IMMEDIATE")
 
     event.listen(engine, "connect", prepare)
     event.listen(engine, "begin", begin)
