@@ -36,8 +36,8 @@ test: .venv/ready ## all tests, with a real Synapse and a real PostgreSQL; PYTES
 bench: .venv/ready ## measure beside the plainest bot on the same library, and print both figures
 	@$(LOUD) "measuring" $(BIN)/python -m tests.bench
 
-demo: .venv/ready ## a real homeserver on loopback, an encrypted room, a message answered; stays up until Ctrl-C
-	@$(BIN)/python -m hayate_matrix.demo
+demo: .venv/ready ## a real homeserver on loopback, a conversation under hashtags; stays up until Ctrl-C, with ONCE=1 ends after it
+	@$(BIN)/python -m hayate_matrix.demo $(if $(ONCE),--once)
 
 audit: ## ask the advisory database about the pinned packages (needs the network)
 	@test -x .venv-audit/bin/pip-audit || $(PYTHON) -m venv --clear .venv-audit

@@ -29,9 +29,18 @@ if TYPE_CHECKING:
 
     from hayate_matrix.core.facts import AnyFact
     from hayate_matrix.demo.homeserver import Say
+    from hayate_matrix.matrix.keystore.roomrows import Room
 
 T = TypeVar("T")
 PATIENCE_S = 90.0
+
+
+def _add_as_text(add: Callable[..., None], room: Room, event: dict[str, Any], *arguments: object, **options: object) -> None:
+    """Let somebody read notices too, which a bot passes over."""
+    content = event.get("content")
+    if isinstance(content, dict) and content.get("msgtype") == "m.notice":
+        event = {**event, "content": {**content, "msgtype": "m.text"}}
+    add(room, event, *arguments, **options)
 
 
 class Guest(Edge):
@@ -56,6 +65,7 @@ class Guest(Edge):
         guest = cls(store, http, account, clock, options, may_take=lambda: True)
         guest.heard, guest._say = [], say
         await guest.open()
+        guest._timeline.add = partial(_add_as_text, guest._timeline.add)  # type: ignore[method-assign]  # notices are no facts for a bot
         await guest.start(guest)
         return guest
 
@@ -63,12 +73,13 @@ class Guest(Edge):
         """Keep what was heard."""
         self.heard += facts
 
-    async def create_room(self, name: str, *, invite: str) -> RoomId:
-        """Make an encrypted room with somebody invited, and return its id once it is known here."""
+    async def create_room(self, name: str, *, invite: Sequence[str], is_direct: bool = False) -> RoomId:
+        """Make an encrypted room with people invited, and return its id once it is known here."""
         body: dict[str, Any] = {
             "name": name,
             "preset": "private_chat",
-            "invite": [invite],
+            "invite": list(invite),
+            "is_direct": is_direct,
             "initial_state": [{"type": "m.room.encryption", "state_key": "", "content": {"algorithm": "m.megolm.v1.aes-sha2"}}],
         }
         answer = await self._http.request("guest.room", "POST", "/_matrix/client/v3/createRoom", body=body)
@@ -80,9 +91,9 @@ class Guest(Edge):
         room = await self._keystore.read(lambda: self.rooms.find(room_id))
         return room.membership == "join" and room.is_encrypted is True
 
-    async def says(self, room_id: RoomId, text: str, *, to: str) -> str:
-        """Say `text` to somebody, encrypted, and return the event id."""
-        content = {"msgtype": "m.text", "body": text, "m.mentions": {"user_ids": [to]}}
+    async def says(self, room_id: RoomId, text: str, *, to: str | None = None) -> str:
+        """Say `text`, encrypted, with a mention of `to`, and return the event id."""
+        content = {"msgtype": "m.text", "body": text, "m.mentions": {"user_ids": [to]} if to else {}}
         sealed: list[dict[str, Any]] = []
         await self._sharing.encrypt(room_id, [{"type": "m.room.message", "content": content}], sealed.extend)
         path = room_path(room_id, "send", "m.room.encrypted", secrets.token_hex(8))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -19,9 +20,9 @@ SILENCE_S = 5.0
 """Nothing is silent for longer (NEW-4); a time that the specification names, not a measure of speed."""
 
 
-@pytest.mark.requirement("NEW-1", "NEW-4", "ROOM-1", "ROOM-3")
+@pytest.mark.requirement("NEW-1", "NEW-4", "ROOM-1", "ROOM-3", "IDX-2", "IDX-6", "LBL-1", "SES-2")
 def test_demo_plays_the_scene_and_is_never_silent() -> None:
-    """A served room is answered, another is declined, a killed bot answers what was said meanwhile; each wait says what for."""
+    """A tagged request is answered under its label, also by a bot that was killed; its lookup leads back to it, and from no other room."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     lines: list[str] = []
     silences: list[float] = []
@@ -40,14 +41,30 @@ def test_demo_plays_the_scene_and_is_never_silent() -> None:
             lines.append(line.rstrip())
     shown = "\n".join(lines)
     assert process.returncode == 0, shown
+    session = re.search(r"^            /resume (\S+)$", shown, re.MULTILINE)
+    assert session is not None, shown
+    place = 0
     for expected in (
-        "The bot has joined Garden.",
-        "The bot has declined Cellar.",
-        "hayate: Noted, I will check the greenhouse.",
-        "hayate: Are you still there?",
-        "That was all of it.",
+        "The bot has joined Garden",
+        "The bot has declined Cellar",
+        "hayate: #release · Noted, I will check the release notes.",
+        "(SIGKILL)",
+        "hayate: #release #rollout · Noted: The #rollout and the #release begin at nine",
+        "hana: /hashtags\n  hayate: #release",
+        "\n          #rollout",
+        "hana: /hashtags #release\n",
+        f" · {session[1]}",
+        "\n            The #rollout and the #release begin at nine\n",
+        "\n            Check the #release notes before Friday\n",
+        "hana: history\n  hayate: 1",
+        f"hayate: Resumed: Check the #release notes before Friday · {session[1]}",
+        "hana: history\n  hayate: 3",
+        "another conversation",
+        "hayate: No message here carries a hashtag yet",
+        "That was all of it. Try next: `make demo`",
     ):
-        assert expected in shown
+        assert expected in shown[place:], f"{expected!r} is missing, or elsewhere:\n{shown}"
+        place = shown.index(expected, place)
     assert max(silences) <= SILENCE_S, shown
 
 
