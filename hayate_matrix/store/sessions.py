@@ -82,7 +82,7 @@ _LIST_OLD = (
 )
 _APPEND = sa.insert(entries)
 _READ = sa.select(entries.c.id, entries.c.kind, entries.c.content)
-_OF_SESSION = entries.c.session_id == sa.bindparam("session_id")
+_OF_SESSION = entries.c.session_id == sa.bindparam("_session_id")
 _READ_LAST = _READ.where(_OF_SESSION).order_by(entries.c.seq.desc()).limit(sa.bindparam("limit", type_=sa.Integer))
 _READ_OPENING = _READ.where(_OF_SESSION, entries.c.kind == "request").order_by(entries.c.seq).limit(1)
 _READ_TASK = _READ.where(entries.c.task_id == sa.bindparam("task_id")).order_by(entries.c.seq)
@@ -208,7 +208,7 @@ class Sessions:
         """Return a session's name, or the beginning of its opening message; empty where it has neither (SES-1)."""
         if session.name:
             return session.name
-        row = connection.execute(_READ_OPENING, {"session_id": session.id}).first()
+        row = connection.execute(_READ_OPENING, {"_session_id": session.id}).first()
         element = None if row is None else self._read(row.id, row.kind, row.content)
         return " ".join(element.text.split())[:TITLE_CHARACTERS] if isinstance(element, Request) else ""
 
@@ -224,8 +224,8 @@ class Sessions:
     def remove(self, connection: Connection, session: Session) -> None:
         """Take the text of a session away; the session and its requests stay as stones, so that pointers can say so (STO-10)."""
         move(connection, sessions, session.id, state=session.state, epoch=session.epoch, to="removed", name=None)
-        connection.execute(_REMOVE_ENTRIES, {"session_id": session.id})
-        connection.execute(_REMOVE_REQUESTS, {"session_id": session.id})
+        connection.execute(_REMOVE_ENTRIES, {"_session_id": session.id})
+        connection.execute(_REMOVE_REQUESTS, {"_session_id": session.id})
 
     def append(
         self,
@@ -255,7 +255,7 @@ class Sessions:
 
     def read_last(self, connection: Connection, session_id: SessionId, limit: int) -> list[Element]:
         """Return the last `limit` elements of a transcript, oldest first."""
-        rows = connection.execute(_READ_LAST, {"session_id": session_id, "limit": limit}).all()
+        rows = connection.execute(_READ_LAST, {"_session_id": session_id, "limit": limit}).all()
         return [self._read(row.id, row.kind, row.content) for row in reversed(rows)]
 
     def read_task(self, connection: Connection, task_id: TaskId) -> list[Element]:

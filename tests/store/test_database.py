@@ -176,6 +176,38 @@ def test_the_migrations_make_the_schema_of_the_code(url: str) -> None:
     assert ScriptDirectory(str(MIGRATIONS)).get_heads() == [SCHEMA_REVISION]
 
 
+@pytest.mark.requirement("STO-5", "SES-2")
+def test_a_database_of_the_first_schema_is_brought_forward(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is there stays: sessions are in the order of their entries, a turn that was steered knows so, and nothing is tagged."""
+    monkeypatch.setattr(opening, "SCHEMA_REVISION", "0001")
+    open_database(url).close()
+    monkeypatch.undo()
+    engine = sqlalchemy.create_engine(url.replace("postgresql://", "postgresql+psycopg://"))
+    session = "INSERT INTO sessions (id, conversation_id, focus, state, epoch, made_at_ms, used_at_ms) VALUES"
+    rows = (
+        "INSERT INTO conversations (id, room_id, made_at_ms, is_present, is_paused, streak) VALUES ('c', '!r', 1, true, false, 0)",
+        """INSERT INTO inbox (event_id, conversation_id, kind, state, epoch, focus, sender, answers, sent_at_ms, received_at_ms)
+           VALUES ('$e', 'c', 'request', 'running', 1, '', '@a', '$e', 1, 1)""",
+        f"{session} ('late', 'c', '', 'active', 0, 9, 9)",
+        f"{session} ('early', 'c', '', 'closed', 0, 1, 1)",
+        """INSERT INTO tasks (id, conversation_id, focus, session_id, request_event_id, state, epoch, attempts, made_at_ms)
+           VALUES ('t', 'c', '', 'late', '$e', 'running', 0, 1, 1)""",
+        "INSERT INTO entries (id, session_id, task_id, kind, made_at_ms) VALUES ('1', 'early', 't', 'note', 1)",
+        "INSERT INTO entries (id, session_id, task_id, kind, made_at_ms) VALUES ('2', 'late', 't', 'steer', 1)",
+    )
+    with engine.begin() as connection:
+        for row in rows:
+            connection.execute(text(row))
+    opened = open_database(url)
+    opened.close()
+    with engine.connect() as connection:
+        assert connection.execute(text("SELECT id FROM sessions ORDER BY touched")).scalars().all() == ["early", "late"]
+        assert connection.execute(text("SELECT steers, tags FROM tasks")).one() == (1, "")
+        assert connection.execute(text("SELECT tags FROM inbox")).one() == ("",)
+        assert compare_metadata(MigrationContext.configure(connection), metadata) == []
+    engine.dispose()
+
+
 @pytest.mark.requirement("STO-5")
 @pytest.mark.parametrize("address", ["mysql://root@localhost/x", "sqlite://", "nonsense", "postgresql+nosuch"])
 def test_an_address_of_no_database_is_refused(address: str) -> None:

@@ -17,6 +17,7 @@ from hayate_matrix.store.database import Database, open_database
 from hayate_matrix.store.sealing import Sealer
 from tests.support.clock import JumpingClock
 from tests.support.gateway import FakeGateway
+from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -181,6 +182,13 @@ class Desk:
         await self.say(body, **fields)
         await self.idle()
         return [delivery.text for delivery in self.gateway.room[seen:]]
+
+    async def ask_now(self, body: str, **fields: Any) -> str:
+        """Say something that is answered while turns go on, and return that answer."""
+        seen = len(self.gateway.room)
+        message = await self.say(body, **fields)
+        await eventually(lambda: any(delivery.request == message.event_id for delivery in self.gateway.room[seen:]))
+        return next(delivery.text for delivery in self.gateway.room[seen:] if delivery.request == message.event_id)
 
     async def count(self, statement: str, *values: str) -> int:
         """Return the number that a query gives."""
