@@ -29,9 +29,9 @@ def measure(notes: str) -> None:
         counts["edge"] += 1
         return transact(self, name, work)
 
-    def count_harness(self: Database, name: str, work: Any) -> Any:
-        counts["harness"] += 1
-        return write(self, name, work)
+    def count_harness(self: Database, first: Any, take: Any) -> Any:
+        counts["harness"] += 1  # what waits together is one commit
+        return write(self, first, take)
 
     async def time_request(self: Http, label: str, *arguments: Any, **more: Any) -> Any:
         if label == "send" and start:

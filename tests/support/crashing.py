@@ -83,6 +83,7 @@ class _Trap:
     def __init__(self, crash: Crash) -> None:
         self.crash = crash
         self.count = 0
+        self.is_committing = False
 
     def is_now(self, kind: Kind, name: str) -> bool:
         if Step(kind, name) != self.crash.step:
@@ -105,6 +106,30 @@ class _Trap:
             return _die()
 
         return transact
+
+    def around_work(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Return `original`, which runs one transaction's work among others, with the kill behind it or a word to `around_commit`."""
+
+        def run(owner: object, name: str, work: Callable[..., Any]) -> Any:
+            dies = self.is_now("transaction", name)
+            result = original(owner, name, work)
+            if dies and self.crash.when == "before":
+                _die()
+            self.is_committing = self.is_committing or dies
+            return result
+
+        return run
+
+    def around_commit(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Return `original`, which commits transactions together, with the kill behind it, before any caller hears of it."""
+
+        def write(*arguments: Any) -> Any:
+            over = original(*arguments)
+            if self.is_committing:
+                _die()
+            return over
+
+        return write
 
     def around_request(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """Return `original`, a request, with the kill before it is sent or after its answer came."""
@@ -136,7 +161,8 @@ def arm(crash: Crash) -> None:
     elif crash.also:
         Applier.apply = _refuse_rooms(Applier.apply)  # type: ignore[method-assign]
     trap = _Trap(crash)
-    Database._write = trap.around_transaction(Database._write)  # type: ignore[method-assign]
+    Database._run = trap.around_work(Database._run)  # type: ignore[method-assign]
+    Database._write = trap.around_commit(Database._write)  # type: ignore[method-assign]
     KeyStore._transact = trap.around_transaction(KeyStore._transact)  # type: ignore[method-assign]
     Http.request = trap.around_request(Http.request)  # type: ignore[method-assign]
 

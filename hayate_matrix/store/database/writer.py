@@ -1,41 +1,56 @@
-"""The one writer of a database, and its reader beside it."""
+"""The one writer of a database, and its reader beside it.
+
+Promise: each transaction is whole or nothing, by itself; when its caller goes on, it is committed or rolled back.
+How: transactions that wait at the same moment share one commit, which costs as much for many as for one: they run one behind the other
+     in one transaction of the database, each in a savepoint of its own. One that fails goes back to its savepoint, and only its caller
+     hears of it; what loses the database's transaction (a full disk, a cut connection, a commit that fails) is told to all of them.
+     Nothing here is awaited, and SQLAlchemy begins a transaction of its own once and never ends it: the driver begins and commits.
+"""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import hashlib
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import sqlalchemy
 from sqlalchemy import text
 
 from hayate_matrix.errors import HomeBusyError, StoreError
-from hayate_matrix.store.database.faults import RECONNECT, reject
+from hayate_matrix.store.database.calls import CallThread
+from hayate_matrix.store.database.faults import RECONNECT, find_fault
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from sqlalchemy import Engine
 
+    from hayate_matrix.core.clock import Clock
+    from hayate_matrix.store.database.calls import Call
+
 T = TypeVar("T")
 Connection = sqlalchemy.Connection
 """What work in a transaction is handed; other parts pass it on to the stores and know nothing of it."""
+BEGUN_BY_DRIVER = "hayate_begun_by_driver"
+"""Option of a connection whose transactions SQLAlchemy must not begin."""
 
+_MOST_TOGETHER = 64
+"""Transactions in one commit. The first waits for the last: at most some 50 ms of statements, and `_LONGEST_S` for large ones."""
+_LONGEST_S = 0.05
+"""No further transaction joins when so long was worked."""
 _ACCOUNT_LOCK = 0x6D786964  # PostgreSQL advisory locks are numbers; this one spells "mxid".
 
 
 class Database:
     """One open database; made by `open_database`."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, clock: Clock | None = None) -> None:
         self._engine = engine
+        self._clock = clock
         self.dialect = engine.dialect.name
         """`sqlite` or `postgresql`."""
-        self._writer_thread = ThreadPoolExecutor(1, "store-writer")
-        self._reader_thread = ThreadPoolExecutor(1, "store-reader")
+        self._writing = CallThread("store-writer", self._write, lambda: self._close("_writer"))
+        self._reading = CallThread("store-reader", self._look, lambda: self._close("_reader"))
         self._writer: Connection | None = None
         self._reader: Connection | None = None
         self._is_lost = False
@@ -43,14 +58,15 @@ class Database:
     async def transaction(self, name: str, work: Callable[[Connection], T]) -> T:
         """Run `work` in one transaction in the writer thread and return what it returned, after the commit.
 
-        Contract: `name` is a literal, `area.verb`, used once in the code; the crash tests read the list of durable steps from it.
+        Contract: `name` is a literal, `area.verb`, used once in the code; the crash tests read the list of durable steps from it. `work`
+        changes nothing but the database, since it may be rolled back after it ended well.
         A caller that is cancelled meanwhile gets its CancelledError after the commit or roll-back, never in between.
 
         Raises:
             DiskLow: the disk is full; nothing was changed.
             StoreError: the database can't go on; nothing was changed, unless PostgreSQL's answer to the commit was lost.
         """
-        return await self._run(self._writer_thread, partial(self._write, name, work))
+        return cast("T", await self._writing.call(name, work))
 
     async def read(self, work: Callable[[Connection], T]) -> T:
         """Run `work` on a consistent state of the database and return what it returned; writes are refused.
@@ -58,7 +74,7 @@ class Database:
         Raises:
             StoreError: the database can't be read.
         """
-        return await self._run(self._reader_thread, partial(self._look, work))
+        return cast("T", await self._reading.call("A lookup", work))
 
     def own_account(self, user_id: str) -> None:
         """On PostgreSQL, own the account for the life of this database: one bot process serves it. On SQLite the home's lock does that.
@@ -68,52 +84,129 @@ class Database:
         """
         if self.dialect == "postgresql":
             # On the writer's own connection: whoever loses the lock can't write either.
-            self._writer_thread.submit(self._write, "the account's lock", partial(_lock_account, user_id=user_id)).result()
+            self._writing.call_and_wait("the account's lock", lambda connection: _lock_account(connection, user_id))
 
     def close(self) -> None:
-        """Let the running transaction end and close all connections; further calls change nothing."""
-        for thread, connection in ((self._writer_thread, self._writer), (self._reader_thread, self._reader)):
-            with contextlib.suppress(RuntimeError):  # closed before
-                thread.submit(connection.close if connection is not None else _do_nothing).result()
-            thread.shutdown()
-        self._writer = self._reader = None
+        """Let what waits be done and close all connections; further calls change nothing."""
+        self._writing.close()
+        self._reading.close()
         self._engine.dispose()
 
-    async def _run(self, thread: ThreadPoolExecutor, job: Callable[[], T]) -> T:
-        future = asyncio.get_running_loop().run_in_executor(thread, job)
-        try:
-            return await asyncio.shield(future)
-        except asyncio.CancelledError:
-            # Invariant: when a caller goes on, its transaction is over.
-            while not future.done():
-                with contextlib.suppress(asyncio.CancelledError, Exception):
-                    await asyncio.shield(future)
-            raise
+    def _close(self, name: str) -> None:
+        connection: Connection | None = getattr(self, name)
+        if connection is not None:
+            setattr(self, name, None)
+            connection.close()
 
-    def _write(self, name: str, work: Callable[[Connection], T]) -> T:
+    def _write(self, first: Call, take: Callable[[], Call | None]) -> list[Call]:
+        """Run `first`, and what waits behind it, in one transaction of the database; return them all with what became of each."""
         if self._is_lost:
-            raise StoreError(f"The step {name} was not taken: the connection to the database was lost.", remedy=RECONNECT)
+            first.error = StoreError(f"The step {first.name} was not taken: the connection to the database was lost.", remedy=RECONNECT)
+            return [first]
+        together = [first]
+        driver: Any = None
         try:
             if self._writer is None:
-                self._writer = self._engine.connect()
-            with self._writer.begin():
-                return work(self._writer)
-        except sqlalchemy.exc.DBAPIError as error:
-            # SQLAlchemy would connect again by itself, without the account's lock.
-            self._is_lost = error.connection_invalidated
-            reject(error, f"The step {name}")
+                self._writer = self._connect()
+            driver = self._writer.connection.driver_connection
+            self._begin(driver, "BEGIN IMMEDIATE")
+            if not self._run_alone(driver, first):
+                self._roll_back(driver)
+                return together
+            until = self._clock.monotonic() + _LONGEST_S if self._clock is not None else 0.0
+            while (
+                len(together) < _MOST_TOGETHER and (self._clock is None or self._clock.monotonic() < until) and (call := take()) is not None
+            ):
+                together.append(call)
+                self._run_among_others(driver, call)
+            self._commit(driver)
+        except Exception as error:  # noqa: BLE001 - every caller hears of it
+            self._lose(driver, together, error)
+        return together
 
-    def _look(self, work: Callable[[Connection], T]) -> T:
+    def _run_alone(self, driver: Any, call: Call) -> bool:  # noqa: ANN401 - sqlite3's or psycopg's
+        """Run one call; False where it failed by itself, and what it did must be undone."""
+        try:
+            call.result = self._run(call.name, call.work)
+        except BaseException as error:
+            if find_fault(error, "") is not None:
+                raise
+            call.error = error
+            return False
+        if not self._is_sound(driver):
+            call.error = RuntimeError(f"The step {call.name} went on after an error of the database.")
+            return False
+        return True
+
+    def _run_among_others(self, driver: Any, call: Call) -> None:  # noqa: ANN401 - as above
+        driver.execute("SAVEPOINT together")
+        if not self._run_alone(driver, call):
+            driver.execute("ROLLBACK TO SAVEPOINT together")
+        driver.execute("RELEASE SAVEPOINT together")
+
+    def _is_sound(self, driver: Any) -> bool:  # noqa: ANN401 - as above
+        """Tell whether the transaction can be committed: an error that the work caught may have ended it."""
+        if self.dialect == "sqlite":
+            return bool(driver.in_transaction)
+        return bool(driver.info.transaction_status.name != "INERROR")
+
+    def _run(self, _name: str, work: Callable[[Connection], T]) -> T:
+        """Run one transaction's work; whether it is durable is decided later."""
+        return work(cast("Connection", self._writer))
+
+    def _connect(self, **options: Any) -> Connection:  # noqa: ANN401 - of SQLAlchemy
+        connection = self._engine.connect().execution_options(**{BEGUN_BY_DRIVER: True}, **options)
+        connection.begin()
+        return connection
+
+    def _begin(self, driver: Any, statement: str) -> None:  # noqa: ANN401 - as above
+        if self.dialect == "sqlite":  # psycopg begins by itself
+            driver.execute(statement)
+
+    def _commit(self, driver: Any) -> None:  # noqa: ANN401 - as above
+        if self.dialect == "sqlite":
+            # Of a transaction that SQLite gave up this fails, where the driver's own call would be content.
+            driver.execute("COMMIT")
+        else:
+            driver.commit()
+
+    def _roll_back(self, driver: Any) -> None:  # noqa: ANN401 - as above
+        if self.dialect != "sqlite":
+            driver.rollback()
+        elif driver.in_transaction:
+            driver.execute("ROLLBACK")
+
+    def _lose(self, driver: Any, together: list[Call], error: Exception) -> None:  # noqa: ANN401 - as above
+        """Roll the database's transaction back and say so to everybody in it."""
+        with contextlib.suppress(Exception):  # a connection that is gone
+            self._roll_back(driver)
+        # SQLAlchemy would connect again by itself, without the account's lock.
+        self._is_lost = getattr(error, "connection_invalidated", False) or bool(getattr(driver, "closed", False))
+        for call in together:
+            fault = find_fault(error, f"The step {call.name}")
+            if fault is None:
+                fault = StoreError(f"The step {call.name} was lost with its transaction: {error}.", remedy="Nothing was changed.")
+                fault.__cause__ = error
+            call.result, call.error = None, fault
+
+    def _look(self, call: Call, _take: Callable[[], Call | None]) -> list[Call]:
+        """Run one read; it never shares the state that an earlier one sees, which its caller's own commit may be missing from."""
         try:
             if self._reader is None:
-                self._reader = self._engine.connect().execution_options(hayate_read_only=True, postgresql_readonly=True)
+                self._reader = self._connect(
+                    **({"isolation_level": "REPEATABLE READ", "postgresql_readonly": True} if self.dialect == "postgresql" else {})
+                )
                 if self.dialect == "sqlite":
                     self._reader.exec_driver_sql("PRAGMA query_only = ON")
-                    self._reader.rollback()
-            with self._reader.begin():
-                return work(self._reader)
-        except sqlalchemy.exc.DBAPIError as error:
-            reject(error, "A lookup")
+            driver: Any = self._reader.connection.driver_connection
+            self._begin(driver, "BEGIN")
+            try:
+                call.result = call.work(self._reader)
+            finally:
+                self._roll_back(driver)
+        except BaseException as error:  # noqa: BLE001 - the caller hears of it
+            call.error = find_fault(error, call.name) or error
+        return [call]
 
 
 def _lock_account(connection: Connection, user_id: str) -> None:
@@ -136,7 +229,3 @@ def _lock_account(connection: Connection, user_id: str) -> None:
         who = f"{holder.application_name} on {holder.place}, connected since {holder.backend_start:%Y-%m-%dT%H:%M:%SZ}"
     problem = f"The account {user_id} is served by {who}."
     raise HomeBusyError(problem, remedy="Stop that process first: one bot process serves an account.")
-
-
-def _do_nothing() -> None:
-    """Stand in for the close of a connection that was never made."""
