@@ -153,7 +153,7 @@ def _invite_a_client(homeserver: Homeserver, cast: Cast, password: str) -> None:
     tell(f"  homeserver {homeserver.url}   user {cast.you}   password {password}")
     tell("  Accept the invite to Garden and write there, then in a direct message with the bot:")
     for typed, what in (
-        ("@hayate The #gate needs oil", "a request; the answer carries the tag"),
+        ("@hayate The #gate needs oil", "a request (pick hayate from the list that @ opens); the answer carries the tag"),
         ("!hashtags", "the tags of this room, in Garden hana's too; in the direct message only yours"),
         ("!hashtags #release", "when and where; the time is a link to the message"),
         ("!sessions", "the transcripts, each with its id for !resume"),
