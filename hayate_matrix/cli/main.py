@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from hayate_matrix import __version__
-from hayate_matrix.cli import backup, config, doctor, login, reseal
+from hayate_matrix.cli import backup, config, doctor, export, login, reseal
 from hayate_matrix.cli.options import Config, Home, Rooms, Set, read_settings
 from hayate_matrix.errors import HayateError, StopError, WaitError
 
@@ -35,6 +35,7 @@ app.command("login")(login.login)
 app.command("doctor")(doctor.doctor)
 app.command("backup")(backup.backup)
 app.command("restore")(backup.restore)
+app.command("export")(export.export)
 app.command("reseal")(reseal.reseal)
 
 EXIT_UNAVAILABLE = 69
