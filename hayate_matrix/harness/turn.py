@@ -23,6 +23,7 @@ from hayate_matrix.runtime.contract import Prompt
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
+    from datetime import datetime
     from typing import TypeVar
 
     from hayate_matrix.core.clock import Clock
@@ -44,6 +45,8 @@ _SHOWN_ELEMENTS = 200
 """Elements of the transcript that the model is shown, at most; until sessions are compacted this keeps a long room affordable."""
 _CACHED_SESSIONS = 64
 """Sessions whose end is kept in memory, so that a turn in a lively room reads nothing."""
+_LONG_S = 30.0
+"""A turn that took longer than this counts for when its session was last used; `sessions.idle_s` is a minute at least."""
 _WAIT_S = 5.0
 """Between two tries of a commit while the disk is full."""
 
@@ -64,6 +67,8 @@ class _Turn:
     task: Task
     request: InboxRow
     transcript: list[Element]
+    begun_at: datetime
+    """When this process began it or took it up."""
     steers: int = 0
     is_outdated: bool = False
     """Whether text in `transcript` was changed by others since it was read."""
@@ -162,7 +167,7 @@ class Turns:
         request = replace(content, reference=reference)
         entry_id = self._stores.sessions.append(connection, session_id, task.id, request, now, event_id=row.event_id)
         self._stores.tags.add(connection, row.conversation_id, row.tags, session_id, entry_id, now)
-        turn = _Turn(task=task, request=row, transcript=[*earlier, request])
+        turn = _Turn(task=task, request=row, transcript=[*earlier, request], begun_at=now)
         # Known before the next transaction can change its text: `forget` must find it, however soon it is called.
         self._running[session_id] = turn
         return turn
@@ -181,7 +186,7 @@ class Turns:
         transcript = self._stores.sessions.read_last(connection, found[0].session_id, _SHOWN_ELEMENTS)
         own = self._stores.sessions.read_task(connection, found[0].id)
         task = self._stores.tasks.move(connection, found[0], "running", now)
-        turn = self._running[task.session_id] = _Turn(task=task, request=row, transcript=transcript, steers=task.steers)
+        turn = self._running[task.session_id] = _Turn(task=task, request=row, transcript=transcript, begun_at=now, steers=task.steers)
         open_calls = find_open_calls(own)
         if open_calls and not self._may_repeat(open_calls[0]):
             result = Result(call_id=open_calls[0].id, name=open_calls[0].name, text=_UNKNOWN, outcome="unknown")
@@ -271,6 +276,8 @@ class Turns:
             self._append(connection, turn, said)
             return self._stores.sessions.read_steers(connection, turn.task.id, turn.steers)
         self._stores.inbox.move(connection, turn.request, "done")
+        if (now - turn.begun_at).total_seconds() > _LONG_S:  # it was in use until now, not when it was asked
+            self._stores.sessions.touch(connection, turn.task.conversation_id, turn.task.session_id, now)
         self._stores.sessions.append(connection, turn.task.session_id, turn.task.id, said, now)
         text = said.text.strip()
         owe_answer(self._stores, connection, turn.request, "reply" if text else "notice", text or _EMPTY, now, task_id=turn.task.id)

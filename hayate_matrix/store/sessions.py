@@ -171,7 +171,11 @@ class Sessions:
             self.move(connection, active, "closed")
         if active is None or active.id != session.id:
             move(connection, sessions, session.id, state=session.state, epoch=session.epoch, to="active", focus=focus)
-        connection.execute(_TOUCH, {"_id": session.id, "_conversation_id": session.conversation_id, "now_ms": _to_ms(now)})
+        self.touch(connection, session.conversation_id, session.id, now)
+
+    def touch(self, connection: Connection, conversation_id: ConversationId, session_id: SessionId, now: datetime) -> None:
+        """Mark a session as used."""
+        connection.execute(_TOUCH, {"_id": session_id, "_conversation_id": conversation_id, "now_ms": _to_ms(now)})
 
     def move(self, connection: Connection, session: Session, to: SessionState) -> None:
         """Bring `session` to the state `to`; StaleTransition where somebody else moved it."""
