@@ -15,6 +15,7 @@ from typer.main import get_command
 from hayate_matrix import errors
 from hayate_matrix.cli.main import app
 from hayate_matrix.core.commands import COMMANDS
+from hayate_matrix.core.hashtags import parse_tags
 from hayate_matrix.errors import HayateError, StopError
 from hayate_matrix.settings.model import Settings
 from hayate_matrix.settings.sources import load, to_variable
@@ -133,6 +134,47 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert (page.parent / target).exists(), target
 
 
+@pytest.mark.requirement("DOC-1", "IDX-3")
+@pytest.mark.parametrize(
+    "clause",
+    [
+        pytest.param(r"apostrophe without a partner hides a tag\W+ on its line\b.*\bput the tag on a plain line", id="an apostrophe"),
+        pytest.param(r"Pasted prose counts as typed prose\W+.*\bhas set that tag", id="pasted prose"),
+        pytest.param(
+            r"Messages from before the bot served the room\b.*\bsteered\b.*\bare not indexed afterwards", id="history and steering"
+        ),
+        pytest.param(r"A lookup needs its session\W+.*\bretention\b.*\bhas removed a session", id="retention"),
+        pytest.param(r"shared room\b.*\bno private history per sender", id="a shared room"),
+        pytest.param(
+            r"whoever is in the room now can look up what was said\b.*\bbefore they came\b.*`commands\.power`", id="who came later"
+        ),
+        pytest.param(r"A tag is no permission\W+.*\bdepends on a tag", id="no permission"),
+    ],
+)
+def test_the_page_on_hashtags_goes_on_saying(clause: str) -> None:
+    """What surprises people about tags stands on their page, each in one paragraph."""
+    paragraphs = [" ".join(part.split()) for part in re.split(r"\n\n|\n(?=- )", read("hashtags.md"))]
+    assert [part for part in paragraphs if re.search(clause, part)]
+
+
+@pytest.mark.requirement("DOC-1", "TAG-1", "TAG-7")
+def test_the_examples_of_the_page_on_hashtags_are_read_like_that() -> None:
+    """Each example in the table, and the advice below it, gives the tags that stand beside it."""
+    text = read("hashtags.md")
+    rows = re.findall(r"^\| `(.+)` \| ([a-z0-9 -]*)\|$", text.split("| you write | tags |")[1].split("\n\n")[0], re.MULTILINE)
+    assert len(rows) > 5
+    assert {message: parse_tags(message) for message, _ in rows} == {message: tuple(tags.split()) for message, tags in rows}
+    advice = text.split("## Put the tag on a plain line")[1]
+    assert parse_tags(FENCE.findall(advice)[0][1]) == ("release",)
+
+
+@pytest.mark.requirement("DOC-1", "LBL-1", "IDX-5")
+def test_every_page_that_speaks_of_tags_leads_to_their_page() -> None:
+    """Whoever meets hashtags in the README, the tutorial or the list of commands finds the page on them."""
+    for name in ("README.md", "docs/tutorial.md", "docs/commands.md"):
+        assert "hashtags.md)" in (ROOT / name).read_text(), name
+
+
 @pytest.mark.requirement("NEW-3")
 def test_the_readme_is_short_and_begins_with_what_a_newcomer_needs() -> None:
     """At most 150 lines; the two commands and a transcript stand within the first 25."""
@@ -141,8 +183,8 @@ def test_the_readme_is_short_and_begins_with_what_a_newcomer_needs() -> None:
     top = "\n".join(lines[:25])
     assert "make demo" in top
     assert "make test" in top
-    said = [line.split(":")[0].strip() for line in lines[:25] if line.startswith("      ") and ":" in line]
-    assert said == ["hana", "hayate", "hana", "hayate"]
+    said = re.findall(r"^      (hana|hayate): ", top, re.MULTILINE)
+    assert said == ["hana", "hayate"] * 3
 
 
 @pytest.mark.parametrize("page", sorted((ROOT / "docs" / "decisions").glob("*.md")), ids=lambda page: page.name)
