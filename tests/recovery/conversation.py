@@ -37,6 +37,8 @@ class Conversation:
     room: str = ""
     asked: dict[str, str] = field(default_factory=dict)
     """Text that the one answer holds, by the event that asked."""
+    tags: list[str] = field(default_factory=list)
+    """Those of the messages, each of one."""
     commands: int = 0
     mentions: bool = False
     """Whether the bot has to be named: a room, not a direct message."""
@@ -55,10 +57,11 @@ class Conversation:
     async def says_everything(self) -> None:
         """Open, and say what walks through every kind of turn: a tool, a reference, a failure, a command."""
         await self.open()
-        first = await self.says("tool anything at all\necho one", "one")
+        first = await self.says("tool anything at all\necho one\n#first", "#first · one")
         second = await self.who.reply(self.room, first, "reference")
         self.asked[second] = "echo one"
-        await self.says("fail I am sorry about three", "I am sorry about three")
+        await self.says("fail I am sorry about three\n#third", "#third · I am sorry about three")
+        self.tags += ["first", "third"]
         await self.who.say(self.room, "!help")
         self.commands += 1
 
@@ -73,12 +76,19 @@ class Conversation:
     async def is_judged(self) -> None:
         """Say a last word, which is answered after all that is owed, and fail where the room saw anything but one answer to each."""
         await self.says("echo the last word", "the last word")
+        looked = {await self.says(f"!hashtags {tag}", "/resume ") for tag in self.tags}
         await self.is_answered()
         await self.who.catches_up()
         for event, expected in self.asked.items():
             answers = self.who.answers(event)
             assert len(answers) == 1, f"{event} has {len(answers)} answers: {[one.body for one in answers]}"
-            assert expected in answers[0].body, f"asked for {expected!r}, answered {answers[0].body!r}"
+            body = answers[0].body
+            assert expected in body, f"asked for {expected!r}, answered {body!r}"
+            if event in looked:
+                assert body.count("/resume ") == 1, f"indexed more than once: {body!r}"
+            else:
+                label, dot, _ = expected.rpartition(" · ")
+                assert body.split(" · ")[:-1] == ([label] if dot else []), f"labelled wrongly: {body!r}"
         said = self.who.messages(self.room, sender=self.bot.user_id)
         helps = [one for one in said if one.reply_to not in self.asked or self._is_help(one)]
         assert len([one for one in said if self._is_help(one)]) == self.commands, [one.body[:60] for one in helps]

@@ -57,6 +57,8 @@ NOT_HERE = {
     "room.join_failed": "a join that fails is asked again after a pause; tests/matrix",
     "sync.gap.overdue": "after the deadline of a gap, ten minutes; tests/matrix",
     "upload": "an upload that is made again is another file; the event that names it is one of the sends; tests/matrix",
+    "sessions.close_idle": "after an hour without a message at least; the same look finds the same sessions again, tests/harness",
+    "sessions.remove": "after days without a message; the same look finds the same sessions again, tests/harness",
     "sync.set_aside": "what is set aside is never answered; tests/matrix",
 }
 """Steps at which no test of this file kills, and why."""
