@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import json
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 import pytest
@@ -83,7 +83,7 @@ async def test_a_lookup_is_the_same_however_it_is_written(person: MakePerson, ma
     asked = await alice.say(room, f"{name}: #rollout and #hashtags, please", mention=bot.user_id)
     answer = await alice.is_answered(asked)
     assert answer.body.startswith("#hashtags #rollout · ")
-    pill = {
+    pill: dict[str, Any] = {
         "format": "org.matrix.custom.html",
         "formatted_body": f'<a href="https://matrix.to/#/{bot.user_id}">{name}</a>: /hashtags',
         "m.mentions": {"user_ids": [bot.user_id]},
@@ -135,8 +135,8 @@ async def test_a_link_opens_the_very_message(person: MakePerson, make_bot: MakeB
         place, _, query = parts.fragment.partition("?")
         assert parse_qs(query) == {"via": ["world.test"]}
         linked_room, linked_event = (unquote(part) for part in place.removeprefix("/").split("/"))
-        event = await alice.ask("GET", f"/_matrix/client/v3/rooms/{quote(linked_room, safe='')}/event/{quote(linked_event, safe='')}")
-        opened.append((event["room_id"], event["event_id"], event["sender"]))
+        found = await alice.ask("GET", f"/_matrix/client/v3/rooms/{quote(linked_room, safe='')}/event/{quote(linked_event, safe='')}")
+        opened.append((found["room_id"], found["event_id"], found["sender"]))
     assert opened == [(room, event, alice.user_id) for event in reversed(events)]
     assert (await ask(alice, room, "/hashtags")).body == "#gate"
     assert "No message here carries `#fence`" in (await ask(alice, room, "/hashtags fence")).body
