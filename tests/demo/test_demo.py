@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from hayate_matrix.core.ids import RoomId
+from hayate_matrix.demo.guest import Guest
 from hayate_matrix.demo.homeserver import PYTHON_VARIABLE, HomeserverError, find_python
 from tests.support.waiting import eventually
 
@@ -70,8 +72,8 @@ def test_demo_plays_the_scene_and_is_never_silent() -> None:
 
 @pytest.mark.requirement("NEW-1")
 @pytest.mark.parametrize("end", ["hangup", "kill", "closed output"])
-async def test_nothing_outlives_the_demo(end: str) -> None:
-    """However it ends, its bot ends too; where it can, it takes its folder along."""
+async def test_it_stays_up_for_a_client_and_nothing_outlives_it(end: str, tmp_path: Path) -> None:
+    """What it says to type works with the account that it names; however it ends, its bot ends too, and where it can, its folder."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     with subprocess.Popen(
         [sys.executable, "-m", "hayate_matrix.demo"],
@@ -92,12 +94,50 @@ async def test_nothing_outlives_the_demo(end: str) -> None:
         if end == "closed output":
             process.stdout.close()
         else:
+            if end == "hangup":
+                await _type_what_is_shown("".join(shown), tmp_path)
             os.kill(process.pid, signal.SIGHUP if end == "hangup" else signal.SIGKILL)
         process.wait(60)
     assert process.returncode == {"hangup": 0, "kill": -signal.SIGKILL, "closed output": 1}[end], shown
     await eventually(lambda: not _is_group_alive(process.pid), timeout_s=60)
     if end == "hangup":
         assert not Path(shown[-1].split("--home ")[1].strip()).exists()
+
+
+async def _type_what_is_shown(shown: str, folder: Path) -> None:
+    """Be the person at a client of their own: log in, accept the invite, and type what stands there."""
+    place = re.search(r"homeserver (\S+) +user (\S+) +password (\S+)", shown)
+    garden = re.search(r'rooms = \["([^"]+)"', shown)
+    request = re.search(r"^    (@hayate .*?) {2,}", shown, re.MULTILINE)
+    assert place is not None, shown
+    assert garden is not None
+    assert request is not None
+    room, bot = RoomId(garden[1]), "@hayate:world.test"
+    guest = await Guest.enter(place[1], place[2], place[3], folder / "you", print)
+    try:
+        await guest.sees_member(room, place[2], "join")
+        answer = await guest.sees_answer(await guest.says(room, request[1], to=bot))
+        assert answer.body == "#gate · Noted: The #gate needs oil"
+        told: dict[str, str] = {}
+        for command in re.findall(r"^    (![a-z #]+?) {2,}", shown, re.MULTILINE):
+            told[command] = (await guest.sees_answer(await guest.says(room, command))).body
+        assert set(told) == {"!hashtags", "!hashtags #release", "!sessions", "!help"}
+        assert told["!hashtags"] == "#gate\n#release\n#rollout"
+        assert told["!hashtags #release"].count("/resume") == 2
+        direct = await guest.create_room("you and hayate", invite=[bot], is_direct=True)
+        await guest.sees_member(direct, bot, "join")
+        assert (await guest.sees_answer(await guest.says(direct, "!hashtags"))).body.startswith("No message here carries a hashtag yet")
+    finally:
+        await guest.stop()
+
+
+@pytest.mark.requirement("NEW-1")
+def test_make_hands_the_flag_on() -> None:
+    """`make demo ONCE=1` plays the scene and ends; without it the demo stays up."""
+    for arguments, is_once in (["ONCE=1"], True), ([], False):
+        done = subprocess.run(["make", "-n", "demo", *arguments], cwd=ROOT, capture_output=True, text=True, check=False, timeout=30)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.strip().split("\n")[-1].endswith("--once") == is_once
 
 
 def _is_group_alive(group: int) -> bool:

@@ -72,9 +72,9 @@ async def test_the_acceptance_run_to_the_letter(person: MakePerson, make_bot: Ma
     alice.check_strictly(room)
 
 
-@pytest.mark.requirement("IDX-5", "CMD-1", "IN-8", "CMD-3", "LBL-2")
+@pytest.mark.requirement("IDX-2", "IDX-5", "CMD-1", "IN-8", "CMD-3", "LBL-2")
 async def test_a_lookup_is_the_same_however_it_is_written(person: MakePerson, make_bot: MakeBot) -> None:
-    """With each mark, with a pill or a name in front, with blanks, as a reply and in a thread, `hashtags` has the same answer."""
+    """With each mark, behind a pill or a name, with blanks, as a reply and in a thread it has the same answer; elsewhere another."""
     alice = await person("alice")
     bot = await (await make_bot()).start()
     room = await alice.create_room(invite=[bot.user_id])
@@ -104,6 +104,8 @@ async def test_a_lookup_is_the_same_however_it_is_written(person: MakePerson, ma
     answers = {how: await alice.is_answered(event) for how, event in events.items()}
     assert {how: (one.body, one.msgtype) for how, one in answers.items()} == dict.fromkeys(events, ("#hashtags\n#rollout", "m.notice"))
     assert {how: one.thread for how, one in answers.items() if one.thread} == {"thread": asked}
+    direct = await alice.direct_message(bot.user_id)
+    assert (await ask(alice, direct, "/hashtags")).body.startswith(NOTHING)
     await alice.catches_up()
     assert {how: len(alice.answers(event)) for how, event in events.items()} == dict.fromkeys(events, 1)
     alice.check_strictly(room)
