@@ -1,6 +1,7 @@
 """A look at the harness's database, or a copy of a database, also while the bot runs: for `doctor`, `backup` and `export`.
 
-Promise: nothing is made, migrated, locked or written, so it may be taken at any time by anybody who may read the files.
+Promise: no database is made, migrated, locked or written, so it may be taken at any time by anybody who may read the files. SQLite leaves
+         its two working files beside a database that nobody has open; a brief look leaves none.
 """
 
 from __future__ import annotations
