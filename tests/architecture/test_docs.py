@@ -138,17 +138,17 @@ def test_links_lead_somewhere(page: Path) -> None:
 @pytest.mark.parametrize(
     "clause",
     [
-        pytest.param(r"apostrophe without a partner hides a tag\W+ on its line\b.*\bput the tag on a plain line", id="an apostrophe"),
-        pytest.param(r"Pasted prose counts as typed prose\W+.*\bhas set that tag", id="pasted prose"),
+        pytest.param(r"lone apostrophe hides what follows on its line\b.*\bput the tag on a plain line", id="an apostrophe"),
+        pytest.param(r"Pasted text counts as your own words\b.*\bhas set that tag", id="pasted prose"),
         pytest.param(
             r"Messages from before the bot served the room\b.*\bsteered\b.*\bare not indexed afterwards", id="history and steering"
         ),
         pytest.param(r"A lookup needs its session\W+.*\bretention\b.*\bhas removed a session", id="retention"),
-        pytest.param(r"shared room\b.*\bno private history per sender", id="a shared room"),
+        pytest.param(r"shared room has a shared index\b.*\bNobody's tags there are private", id="a shared room"),
         pytest.param(
             r"whoever is in the room now can look up what was said\b.*\bbefore they came\b.*`commands\.power`", id="who came later"
         ),
-        pytest.param(r"A tag is no permission\W+.*\bdepends on a tag", id="no permission"),
+        pytest.param(r"A tag allows nothing\b.*\bmay do never depends on one", id="no permission"),
     ],
 )
 def test_the_page_on_hashtags_goes_on_saying(clause: str) -> None:
