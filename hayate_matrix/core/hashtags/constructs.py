@@ -1,288 +1,137 @@
 """What a message holds besides plain text: code, quoted lines, links, comments and source blocks, taken out whole.
 
 Promise: linear in the text on any input; a construct that is never closed costs one look to the end of the text.
-How: one pass from left to right; whatever begins first wins. At each line the kind of the line is decided, within it `_EVENT` finds the
-next place where something may begin. A search that may fail keeps what it learnt (failed attributes, runs of backticks, defined labels).
+How: one pass from left to right; whatever begins first wins. What `grammar.EVENT` does not match whole is decided by `_Pass`, which keeps
+what failed searches learnt: runs of backticks, attributes, brackets.
 Not here: quotation marks and the tags themselves (reading).
 """
 
 from __future__ import annotations
 
-import re
+from bisect import bisect_right
+from typing import TYPE_CHECKING
 
-WHITE = "\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
-"""White space of Unicode (property White_Space), for a character class; Python's own has four separators more."""
+from hayate_matrix.core.hashtags.grammar import (
+    BRACKETS,
+    EVENT,
+    FENCE_END,
+    LINK_END,
+    MARKUP,
+    PARAGRAPH_END,
+    QUOTED_VALUE,
+    RUN,
+    SHORTCUT,
+    TO_TAG_END,
+    URL_REST,
+)
+
+if TYPE_CHECKING:
+    import re
 
 _OUT = "\x00"
 """Stands for a construct: no white space, no punctuation, no mark, so a tag that touches it is none."""
 _OUT_BRACKET = "["
 """Stands for a construct that begins with a bracket, which TAG-3 names."""
 
-_ITEM = r"(?:[ ]{0,3}(?:[-+*]|[0-9]{1,9}[.)])(?:[ ]{1,4}|\t))*+"
-_FENCE = r"`{3,}+(?=[^`\n]*+(?:\n|\Z))|~{3,}+"
-_LINE = re.compile(
-    rf"""
-    (?P<blank>[ \t]*+(?:\n|\Z))
-    |(?P<indented>[ ]{{4}}|[ ]{{0,3}}\t)
-    |[ ]{{0,3}}(?P<quote>>)
-    |[ ]{{0,3}}(?P<definition>\[)
-    |(?P<fence>(?P<item>{_ITEM})[ ]{{0,3}}(?P<mark>{_FENCE}))
-    """,
-    re.VERBOSE,
-)
-"""Lines that are more than text; a fence may stand behind list markers."""
-_BREAK = re.compile(rf"\n(?:[ \t]*+(?:\n|\Z)|[ ]{{0,3}}>|{_ITEM}[ ]{{0,3}}(?:{_FENCE}))")
-"""A line that ends a paragraph, which no link crosses."""
-_FENCE_END = re.compile(r"\n([ ]*+)(`{3,}+|~{3,}+)[ \t]*+(?=\n|\Z)")
-
-_EVENT = re.compile(
-    r"`|<|\[|\]"
-    r"|:(?=//)(?<=[A-Za-z0-9+.\-]:)|:(?<=[Mm][Aa][Ii][Ll][Tt][Oo]:)(?<![^\W_][Mm][Aa][Ii][Ll][Tt][Oo]:)"
-    r"|\.(?<=[Ww][Ww][Ww]\.)(?<![^\W_][Ww][Ww][Ww]\.)"
-    r"|\n(?=[ \t\n>`~\-+*0-9\[]|\Z)",
-)
-"""A place where a construct may begin or a link's text may end; each alternative starts with a literal, which makes the search fast."""
-_RUN = re.compile(r"`++")
-_NOT_WHITE = re.compile(rf"[^{WHITE}]++")
-_SCHEME_TAIL = "0123456789+.-"
-
-_CONTROL = r"\x00-\x20\x7f"
-"""What ends the address of a link in CommonMark."""
-_AUTOLINK = re.compile(rf"<(?:[A-Za-z][A-Za-z0-9+.\-]{{1,31}}:[^<>{_CONTROL}]*+|[^<>@{WHITE}]++@[^<>@{WHITE}]++)>")
-_NAME = rf"([^\W\d][\w.:\-]*+)(?=[>{WHITE}]|/>)"
-_TAG_OPEN = re.compile(rf"<{_NAME}")
-_TAG_CLOSE = re.compile(rf"</{_NAME}[{WHITE}]*+>")
-_MARKUP = re.compile(rf"<(?:!--|(/?){_NAME})")
-_TO_TAG_END = re.compile(r"[^<>=]*+")
-_ATTRIBUTE = re.compile(rf"""=[{WHITE}]*+(?:"[^"]*+"|'[^']*+')?+""")
-
-_SPACE = r"[ \t]*+(?:\n[ \t]*+)?+"
-_ANGLED = r"<(?:[^<>\n])*+>"
-_PLAIN = rf"(?:[^()\\{_CONTROL}]++|\\[()]?+)"
-_NESTED = rf"(?:{_PLAIN}|\((?:{_PLAIN}|\((?:{_PLAIN}|\({_PLAIN}*+\))*+\))*+\))"
-_TITLE = r"""(?:"[^"]*+"|'[^']*+'|\((?:[^()\\]|\\[()]|\\)*+\))"""
-_LINK_TAIL = re.compile(rf"\({_SPACE}(?:(?:{_ANGLED}|(?!<){_NESTED}++)(?:(?=\s){_SPACE}{_TITLE})?+{_SPACE})?+\)")
-_LABEL = re.compile(r"\[(?:[^\[\]\\]|\\[\[\]]|\\){0,999}+\]")
-_DEFINITION = re.compile(
-    rf"[ ]{{0,3}}\[((?:[^\[\]\\]|\\[\[\]]|\\){{1,999}}+)\]:{_SPACE}(?:{_ANGLED}|(?!<)[^{_CONTROL}]++)"
-    rf"(?:(?=\s){_SPACE}{_TITLE}[ \t]*+(?=\n|\Z)|[ \t]*+(?=\n|\Z))",
-)
+Span = tuple[int, int]
 
 
 def mask(text: str) -> str:
-    """Return `text` with one character in the place of each construct and LF at the end of each line.
+    """Return `text` with one character in the place of each construct.
 
     A construct that crosses lines leaves a line end, so that what follows it is on a line of its own.
+
+    Args:
+        text: a line end, then the message, whose lines end with LF.
     """
-    if "\r" in text:
-        text = text.replace("\r\n", "\n").replace("\r", "\n")
-    if _LINE.match(text) is None and _EVENT.search(text) is None:
+    event = EVENT.search(text)
+    if event is None:
         return text
-    return _Pass(text).run()
+    spans: list[Span] = []
+    reader: _Pass | None = None
+    while event is not None:
+        if event.lastgroup is None:
+            start, position = event.span()
+            spans.append((start + 1, position) if text[start] == "\n" else (start, position))
+        else:
+            reader = reader or _Pass(text, spans)
+            position = reader.handle(event)
+        event = EVENT.search(text, position)
+    if reader is not None:
+        spans = reader.finish()
+    pieces: list[str] = []
+    kept = 0
+    for start, end in spans:
+        pieces.append(text[kept:start])
+        pieces.append(_OUT_BRACKET if text[start] == "[" else _OUT)
+        if text.find("\n", start, end) >= 0:
+            pieces.append("\n" + _OUT)
+        kept = end
+    pieces.append(text[kept:])
+    return "".join(pieces)
 
 
 class _Pass:
-    """One pass over one text."""
+    """What one pass over one text has to remember."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, spans: list[Span]) -> None:
         self._text = text
-        self._spans: list[tuple[int, int]] = []
-        """Constructs, in order, none within another."""
-        self._brackets: list[int] = []
-        """Where links or images may have begun in this paragraph."""
-        self._innermost = -1
-        """The bracket that has no other behind it so far."""
-        self._shortcuts: list[tuple[int, int, str]] = []
-        """Texts in brackets that are links if their label is defined anywhere."""
+        self._spans = spans
+        """Constructs so far, in order, none within another."""
         self._labels: set[str] = set()
+        """Labels that are defined anywhere in the text."""
         self._failed: set[int] = set()
         """Places of `=` from which no tag ends; another tag that comes by ends there too."""
         self._runs: dict[int, int] = {}
-        """For each run of backticks of the lines looked at where its partner ends, 0 without one."""
+        """For each run of backticks of a line where its partner ends; without one where it ends itself, negative."""
         self._runs_end = -1
+        self._openers: list[Span] = []
+        """Runs of brackets that are open in this paragraph, as far as was looked."""
+        self._looked_at = 0
+        self._spans_passed = 0
 
-    def run(self) -> str:
-        """Return the masked text."""
-        text, size = self._text, len(self._text)
-        position = self._begin_line(0)
-        while position < size:
-            event = _EVENT.search(text, position)
-            if event is None:
-                break
-            at = event.start()
-            char = text[at]
-            if char == "\n":
-                position = self._begin_line(at + 1)
-            elif char == "`":
-                position = self._skip_code(at)
-            elif char == "<":
-                position = self._skip_angle(at)
-            elif char == "[":
-                position = at + 1
-                self._open_bracket(at)
-            elif char == "]":
-                position = self._close_bracket(at)
-            else:
-                position = self._skip_url(at)
-        return self._cut()
-
-    def _begin_line(self, start: int) -> int:
-        """Take a line out that is more than text; return where to go on."""
-        text = self._text
-        found = _LINE.match(text, start)
-        if found is None:
-            return start
-        kind = found.lastgroup
-        if kind == "definition":
-            return self._take_definition(start)
-        if kind != "indented":
-            self._brackets.clear()
-        if kind == "blank":
-            return self._find_line_end(start)
-        if kind == "fence":
-            return self._take(start, self._find_fence_end(len(found["item"]), found["mark"], found.end()))
-        return self._take(start, self._find_line_end(start))
-
-    def _take_definition(self, start: int) -> int:
-        definition = _DEFINITION.match(self._text, start)
-        if definition is None or _BREAK.search(self._text, start, definition.end()):
-            return start
-        self._labels.add(_fold_label(definition[1]))
-        return self._take(start, definition.end())
-
-    def _find_line_end(self, start: int) -> int:
-        end = self._text.find("\n", start)
-        return end if end >= 0 else len(self._text)
-
-    def _find_fence_end(self, indent: int, mark: str, start: int) -> int:
-        for found in _FENCE_END.finditer(self._text, start):
-            if found[2][0] == mark[0] and len(found[2]) >= len(mark) and len(found[1]) <= indent + 3:
-                return found.end()
-        return len(self._text)
-
-    def _skip_code(self, start: int) -> int:
-        """Take inline code out; a run without a partner stays, as a mark without one."""
-        if start >= self._runs_end:
-            self._look_at_runs(start)
-        end = self._runs[start]
-        if end > 0:
-            self._spans.append((start, end))
-            return end
-        return -end
-
-    def _look_at_runs(self, start: int) -> None:
-        """Find the partner of each run of backticks from here to the end of the line."""
-        text = self._text
-        self._runs_end = self._find_line_end(start)
-        self._runs.clear()
-        last: dict[int, int] = {}
-        for run in reversed([found.span() for found in _RUN.finditer(text, start, self._runs_end)]):
-            size = run[1] - run[0]
-            self._runs[run[0]] = last.get(size, -run[1])
-            last[size] = run[1]
-
-    def _skip_angle(self, start: int) -> int:
-        """Take a comment, an autolink or a source block out."""
-        text = self._text
-        if text.startswith("<!--", start):
-            return self._take(start, self._find_comment_end(start + 4))
-        tag = _TAG_OPEN.match(text, start)
-        if tag is None:
-            alone = _AUTOLINK.match(text, start) or _TAG_CLOSE.match(text, start)
-            return start + 1 if alone is None else self._take(start, alone.end())
-        end = self._find_tag_end(tag.end())
-        if end < 0:
-            return start + 1
-        return self._take(start, end if text[end - 2] == "/" else self._find_block_end(tag[1], end))
-
-    def _find_comment_end(self, start: int) -> int:
-        end = self._text.find("-->", start)
-        return end + 3 if end >= 0 else len(self._text)
-
-    def _find_tag_end(self, position: int) -> int:
-        """Return where the tag ends whose name ends at `position`, -1 where it does not."""
-        text, size = self._text, len(self._text)
-        seen: list[int] = []
-        while True:
-            found = _TO_TAG_END.match(text, position)
-            position = found.end() if found is not None else size
-            char = text[position : position + 1]
-            if char == ">":
-                return position + 1
-            if char != "=" or position in self._failed:
-                self._failed.update(seen)
-                return -1
-            seen.append(position)
-            value = _ATTRIBUTE.match(text, position)
-            position = value.end() if value is not None else size
-
-    def _find_block_end(self, name: str, position: int) -> int:
-        """Return where the block of this name ends; the end of the text where it does not."""
-        text = self._text
-        depth = 1
-        while True:
-            found = _MARKUP.search(text, position)
-            if found is None:
-                return len(text)
-            position = found.end()
-            if found[2] is None:
-                position = self._find_comment_end(position)
-                continue
-            end = self._find_tag_end(position)
-            if end < 0:
-                continue
-            position = end
-            if found[2] == name:
-                depth += -1 if found[1] else text[end - 2] != "/"
-                if not depth:
-                    return end
-
-    def _open_bracket(self, at: int) -> None:
-        before = self._text[at - 1] if at else ""
-        if before == "\\":
-            return
-        self._brackets.append(at - 1 if before == "!" else at)
-        self._innermost = at
-
-    def _close_bracket(self, at: int) -> int:
-        """Take a link out whose text ends here; return where to go on."""
-        text = self._text
-        if not self._brackets or text[at - 1] == "\\":
-            return at + 1
-        start = self._brackets.pop()
-        tail = _LINK_TAIL.match(text, at + 1) or _LABEL.match(text, at + 1)
-        if tail is not None and not _BREAK.search(text, at + 1, tail.end()):
-            return self._take(start, tail.end())
-        if start in (self._innermost, self._innermost - 1) and at - start <= _MAX_LABEL_CHARS:
-            self._shortcuts.append((start, at + 1, text[self._innermost + 1 : at]))
-        return at + 1
-
-    def _skip_url(self, at: int) -> int:
-        """Take a bare URL out, from its `://`, `www.` or `mailto:` up to white space."""
-        text = self._text
-        if text.startswith("://", at):
-            before = at - 1
-            while before >= 0 and text[before] in _SCHEME_TAIL:
-                before -= 1
-            if before < 0 or not (text[before].isascii() and text[before].isalpha()):
-                return at + 1
-        found = _NOT_WHITE.match(text, at)
-        end = found.end() if found is not None else at + 1
-        return self._close_within(at, end) or self._take(at, end)
-
-    def _close_within(self, start: int, end: int) -> int:
-        """Return the end of the link whose text ends within this URL, 0 without one: the link began first."""
-        inner = 0
-        for bracket in _BRACKET.finditer(self._text, start, end) if self._brackets else ():
-            if bracket[0] == "[":
-                inner += 1
-            elif inner:
-                inner -= 1
-            else:
-                after = self._close_bracket(bracket.start())
-                if after > bracket.end():
+    def handle(self, event: re.Match[str]) -> int:
+        """Decide what has begun here; return where to go on."""
+        start, end = event.span()
+        match event.lastgroup:
+            case "backticks":
+                return self._skip_code(start)
+            case "comment":
+                end = self._find_comment_end(end)
+            case "tag":
+                end = self._skip_block(event["tag"], end)
+            case "tail":
+                return self._close_link(start, start, end) or start + 1
+            case "label":
+                start += 1
+                end = self._define(event["label"], start, end)
+            case "fence":
+                start += 1
+                end = self._find_fence_end(len(event["item"]), event["fence"], end)
+            case kind:
+                if kind == "odd_url":
+                    end = self._find_url_end(start)
+                if end > start and (after := self._close_within(start, end)):
                     return after
-        return 0
+        return self._take(start, end) if end > start else start + 1
+
+    def finish(self) -> list[Span]:
+        """Return all constructs in order, with those that only the whole text shows: `[label]` where the label is defined."""
+        if not self._labels:
+            return self._spans
+        labels = {_fold_label(label) for label in self._labels}
+        starts = [start for start, _ in self._spans]
+
+        def is_free(at: int) -> bool:
+            k = bisect_right(starts, at)
+            return not k or self._spans[k - 1][1] <= at
+
+        shortcuts = [
+            found.span()
+            for found in SHORTCUT.finditer(self._text)
+            if is_free(found.start()) and is_free(found.end() - 1) and _fold_label(found["label"]) in labels
+        ]
+        return _merge(sorted(self._spans + shortcuts)) if shortcuts else self._spans
 
     def _take(self, start: int, end: int) -> int:
         """Write a construct down, in the place of those within it; return its end."""
@@ -292,26 +141,162 @@ class _Pass:
         spans.append((start, end))
         return end
 
-    def _cut(self) -> str:
-        """Return the text with the constructs taken out."""
-        text, spans = self._text, self._spans
-        if self._labels and self._shortcuts:
-            defined = [(start, end) for start, end, label in self._shortcuts if _fold_label(label) in self._labels]
-            spans = _merge(spans, defined)
-        pieces: list[str] = []
-        kept = 0
-        for start, end in spans:
-            pieces.append(text[kept:start])
-            pieces.append(_OUT_BRACKET if text[start] == "[" else _OUT)
-            if text.find("\n", start, end) >= 0:
-                pieces.append("\n" + _OUT)
-            kept = end
-        pieces.append(text[kept:])
-        return "".join(pieces)
+    # Lines
+
+    def _define(self, label: str, start: int, end: int) -> int:
+        """Remember a label; return where its definition ends, 0 where it is none."""
+        if self._text.find("\n", start, end) >= 0 and PARAGRAPH_END.search(self._text, start, end):
+            return 0
+        self._labels.add(label)
+        return end
+
+    def _find_fence_end(self, indent: int, mark: str, start: int) -> int:
+        for found in FENCE_END.finditer(self._text, start):
+            if found[2][0] == mark[0] and len(found[2]) >= len(mark) and len(found[1]) <= indent + 3:
+                return found.end()
+        return len(self._text)
+
+    # Inline code
+
+    def _skip_code(self, start: int) -> int:
+        """Take inline code out; a run without a partner stays, as a mark without one."""
+        if start >= self._runs_end:
+            self._look_at_runs(start)
+        end = self._runs[start]
+        return self._take(start, end) if end > start else -end
+
+    def _look_at_runs(self, start: int) -> None:
+        """Find the partner of each run of backticks from here to the end of the line."""
+        end = self._text.find("\n", start)
+        self._runs_end = end if end >= 0 else len(self._text)
+        self._runs.clear()
+        last: dict[int, int] = {}
+        for begin, stop in reversed([found.span() for found in RUN.finditer(self._text, start, self._runs_end)]):
+            self._runs[begin] = last.get(stop - begin, -stop)
+            last[stop - begin] = stop
+
+    # Source blocks
+
+    def _find_comment_end(self, start: int) -> int:
+        end = self._text.find("-->", start)
+        return end + 3 if end >= 0 else len(self._text)
+
+    def _skip_block(self, name: str, end: int) -> int:
+        """Return where a source block ends, or a tag that closes itself; -1 where none has begun."""
+        end = self._find_tag_end(end)
+        return end if end < 0 or self._text[end - 2] == "/" else self._find_block_end(name, end)
+
+    def _find_tag_end(self, end: int) -> int:
+        """Return where the tag ends that was read up to `end`: to its end, or to the `=` of a quoted value; -1 where it does not end."""
+        text = self._text
+        seen: list[int] = []
+        while text[end - 1] != ">":
+            if text[end - 1] != "=" or end in self._failed:
+                self._failed.update(seen)
+                return -1
+            seen.append(end)
+            value = QUOTED_VALUE.match(text, end - 1)
+            rest = TO_TAG_END.match(text, value.end() if value is not None else end)
+            end = rest.end() + 1 if rest is not None else end
+            if end > len(text):
+                self._failed.update(seen)
+                return -1
+        return end
+
+    def _find_block_end(self, name: str, position: int) -> int:
+        """Return where the block of this name ends; the end of the text where it does not."""
+        text = self._text
+        depth = 1
+        while (found := MARKUP.search(text, position)) is not None:
+            position = found.end()
+            if found.lastgroup == "comment":
+                position = self._find_comment_end(position)
+                continue
+            end = self._find_tag_end(position)
+            if end < 0:
+                position = found.end("name")
+                continue
+            position = end
+            if found["name"] == name:
+                depth += -1 if found["closes"] else text[end - 2] != "/"
+                if not depth:
+                    return end
+        return len(text)
+
+    # Links and URLs
+
+    def _close_link(self, at: int, known: int, end: int) -> int:
+        """Take the link out whose text ends at `at` and which ends at `end`; return its end, 0 where none has begun.
+
+        Brackets are paired up to `known` and no further.
+        """
+        self._pair_brackets(known)
+        if not self._openers or PARAGRAPH_END.search(self._text, at, end):
+            return 0
+        start = _pop(self._openers)
+        self._take(start - 1 if self._text[start - 1] == "!" else start, end)
+        self._looked_at = end
+        self._spans_passed = len(self._spans)
+        return end
+
+    def _pair_brackets(self, end: int) -> None:
+        """Go on with pairing brackets outside of constructs, up to `end`."""
+        text, spans, openers = self._text, self._spans, self._openers
+        if not openers and text.find("[", self._looked_at, end) < 0:
+            self._looked_at = max(end, self._looked_at)
+            return
+        passed = self._spans_passed
+        for found in BRACKETS.finditer(text, self._looked_at):
+            start = found.start()
+            if start >= end:
+                break
+            while passed < len(spans) and spans[passed][1] <= start:
+                passed += 1
+            if passed < len(spans) and spans[passed][0] <= start:
+                continue
+            char = text[start]
+            if char == "\n":
+                openers.clear()
+            elif char == "[" and text[found.end() - 1] == "[":
+                openers.append(found.span())
+            elif char == "[" and found.end() > end:  # this pair is closed at `end`
+                openers.append((start, start + 1))
+            elif char == "]" and openers:
+                _pop(openers)
+        self._spans_passed = passed
+        self._looked_at = max(end, self._looked_at)
+
+    def _close_within(self, start: int, end: int) -> int:
+        """Return the end of the link whose text ends within this URL, 0 without one: the link began first."""
+        inner = 0
+        for found in LINK_END.finditer(self._text, start):
+            at = found.start()
+            if at >= end:
+                break
+            if self._text[at] == "[":
+                inner += 1
+            elif inner:
+                inner -= 1
+            elif found["tail"] is not None and (after := self._close_link(at, start, found.end())):
+                return after
+        return 0
+
+    def _find_url_end(self, at: int) -> int:
+        """Return where the URL ends whose `://` is here; 0 where no letter begins what stands in front, so that it is no scheme."""
+        before = at - 1
+        while self._text[before] in "0123456789+.-":
+            before -= 1
+        is_scheme = self._text[before].isascii() and self._text[before].isalpha()
+        rest = URL_REST.match(self._text, at) if is_scheme else None
+        return rest.end() if rest is not None else 0
 
 
-_MAX_LABEL_CHARS = 1001
-_BRACKET = re.compile(r"(?<!\\)[\[\]]")
+def _pop(openers: list[Span]) -> int:
+    """Take the last open bracket off and return its place."""
+    first, end = openers.pop()
+    if end - 1 > first:
+        openers.append((first, end - 1))
+    return end - 1
 
 
 def _fold_label(label: str) -> str:
@@ -319,10 +304,10 @@ def _fold_label(label: str) -> str:
     return " ".join(label.split()).casefold()
 
 
-def _merge(spans: list[tuple[int, int]], more: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return all spans in order, those that overlap as one."""
-    merged: list[tuple[int, int]] = []
-    for start, end in sorted(spans + more):
+def _merge(spans: list[Span]) -> list[Span]:
+    """Return sorted spans with those that overlap as one."""
+    merged: list[Span] = []
+    for start, end in spans:
         if merged and start < merged[-1][1]:
             merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
         else:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import re
 
-from hayate_matrix.core.hashtags.constructs import WHITE, mask
+from hayate_matrix.core.hashtags.constructs import mask
+from hayate_matrix.core.hashtags.grammar import WHITE
 
 MAX_TAG_CHARS = 64
 """Longest tag, without its `#`; a longer run holds none."""
@@ -36,25 +37,40 @@ _CLOSES = {
 """For each mark that opens a quotation those that close it."""
 
 _ANY_CLOSER = frozenset("".join(_CLOSES.values()))
+_MARKS = "".join(sorted(_CLOSES.keys() | _ANY_CLOSER))
 
+_IN_PLACE = f"(?<![^{WHITE}])#{TAG}(?=[{WHITE},;!?)\\]}}}}]|[.:…]++(?![^\\W_]|[/\\[])|\\Z)"
 _TOKEN = re.compile(
-    rf"""["'“”‘’„‚«»‹›「」『』`]|(?:^|(?<=[{WHITE}]))#({TAG})(?=[{WHITE}.,;:!?…)\]}}]|$)(?![.:…]++(?:[^\W_]|[/\[]))""",
+    rf"(?:[^{_MARKS}`#]++|(?<=[^{WHITE}])#)*+"
+    rf"(?:{'|'.join(f'{mark}[^{_MARKS}`{chr(10)}]*+[{closers}]' for mark, closers in _CLOSES.items())}"
+    rf"|({_IN_PLACE}|[{_MARKS}`][^\n]*+)|#|\Z)",
 )
-"""A mark, or a tag; a backtick that `mask` left has no partner."""
+"""Plain text, then a quotation without marks within, or (the group) a tag or the rest of a line from any other mark on.
+
+A backtick that `mask` left has no partner. Every character is taken by some alternative, so no search begins twice at one place.
+"""
+_PART = re.compile(rf"[{_MARKS}`]|{_IN_PLACE}")
 _WORD = re.compile(rf"#?({TAG})")
+_MAX_DEPTH = 1000
+"""Quotations within quotations that are followed; deeper ones end the line like a mark without a partner."""
 
 
 def parse_tags(text: str) -> tuple[str, ...]:
     """Return the tags that a message sets: in lower case, in reading order, each once, at most `MAX_TAGS`."""
+    if "#" not in text:
+        return ()
+    if "\r" in text:
+        text = text.replace("\r\n", "\n").replace("\r", "\n")
     tags: dict[str, None] = {}
-    for line in mask(text).split("\n"):
-        if "#" not in line:
+    for token in _TOKEN.findall(mask("\n" + text)):
+        if not token:
             continue
-        for tag in _read_line(line):
-            tags[tag] = None
-            if len(tags) == MAX_TAGS:
-                return tuple(tags)
-    return tuple(tags)
+        if token[0] == "#":
+            if len(token) <= MAX_TAG_CHARS + 1:
+                tags[token[1:].lower()] = None
+        elif "#" in token:
+            tags.update(_read_nested(token))
+    return tuple(tags)[:MAX_TAGS]
 
 
 def read_tag(word: str) -> str | None:
@@ -63,20 +79,20 @@ def read_tag(word: str) -> str | None:
     return found[1].lower() if found is not None and len(found[1]) <= MAX_TAG_CHARS else None
 
 
-def _read_line(line: str) -> list[str]:
-    """Return the tags of one line outside of quotations, up to the first mark without a partner."""
-    tags: list[str] = []
+def _read_nested(line: str) -> dict[str, None]:
+    """Return the tags of the rest of a line: outside of quotations, up to the first mark without a partner."""
+    tags: dict[str, None] = {}
     is_open: list[str] = []
     closers = dict.fromkeys(_ANY_CLOSER, 0)
-    for found in _TOKEN.finditer(line):
+    for found in _PART.finditer(line):
         mark = found[0]
         if mark[0] == "#":
             if not is_open and len(mark) <= MAX_TAG_CHARS + 1:
-                tags.append(found[1].lower())
+                tags[mark[1:].lower()] = None
         elif is_open and mark in _CLOSES[is_open[-1]]:
             for closer in _CLOSES[is_open.pop()]:
                 closers[closer] -= 1
-        elif mark not in _CLOSES or closers.get(mark):
+        elif mark not in _CLOSES or closers.get(mark) or len(is_open) == _MAX_DEPTH:
             break
         else:
             is_open.append(mark)
