@@ -146,7 +146,8 @@ class Deliveries:
             now = self._clock.now()
             self._stores.outbox.settle(connection, owed, sent.event_ids, now)
             set_answered(connection, owed.conversation_id, now)
-            return self._stores.outbox.find_next(connection, owed.conversation_id)
+            # What was owed since then woke this task.
+            return None if owed.is_last else self._stores.outbox.find_next(connection, owed.conversation_id)
 
         while True:
             try:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import sqlalchemy as sa
 
 from hayate_matrix.core.transcript import Request, dump_element, load_element
-from hayate_matrix.store.schema import inbox, move, tasks
+from hayate_matrix.store.schema import HAS_WORK, inbox, move, tasks
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -29,7 +29,6 @@ _FIELD = "inbox.content"
 _LOOKUP_SIZE = 500
 """Event ids asked for in one query; SQLite takes 32,766 parameters, PostgreSQL 65,535."""
 
-_HAS_WORK = inbox.c.state.in_(("queued", "running"))
 _IN_CONVERSATION = inbox.c.conversation_id == sa.bindparam("conversation_id")
 _FIND_KNOWN = sa.select(inbox.c.event_id, inbox.c.target).where(
     inbox.c.event_id.in_(sa.bindparam("event_ids", expanding=True)) | inbox.c.target.in_(sa.bindparam("event_ids", expanding=True))
@@ -47,9 +46,10 @@ _CLAIM = (
 _FIND = sa.select(inbox).where(inbox.c.event_id == sa.bindparam("event_id"))
 _FIND_ABOUT = sa.select(inbox).where(inbox.c.target == sa.bindparam("target"), _IN_CONVERSATION).order_by(inbox.c.seq)
 _OPEN = sa.select(*(column for column in inbox.c if column.name != "content"), sa.null().label("content"))
-_LIST_OPEN = _OPEN.where(_HAS_WORK).order_by(inbox.c.seq)
-_LIST_OPEN_OF = _LIST_OPEN.where(_IN_CONVERSATION)
-_ASK_WORK = sa.select(inbox.c.seq).where(_IN_CONVERSATION, _HAS_WORK).limit(1)
+_LIST_OPEN = _OPEN.where(HAS_WORK).order_by(inbox.c.seq + 0)
+"""Without `+ 0` SQLite walks the whole table in this order, in place of the few rows that have work."""
+_LIST_OPEN_OF = _OPEN.where(HAS_WORK, _IN_CONVERSATION).order_by(inbox.c.seq)
+_ASK_WORK = sa.select(inbox.c.seq).where(_IN_CONVERSATION, HAS_WORK).limit(1)
 _ASK_THREAD = sa.select(inbox.c.seq).where(_IN_CONVERSATION, inbox.c.focus == sa.bindparam("thread"), inbox.c.kind == "request").limit(1)
 _ASK_ROOT = sa.select(inbox.c.seq).where(_IN_CONVERSATION, inbox.c.event_id == sa.bindparam("thread"), inbox.c.kind == "request")
 _REPLACE = (

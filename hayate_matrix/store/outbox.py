@@ -13,7 +13,7 @@ import sqlalchemy as sa
 
 from hayate_matrix.core.deliveries import Delivery, DeliveryKind
 from hayate_matrix.core.ids import ConversationId, DeliveryId, EventId, SessionId, TaskId, UserId, make_uuid7
-from hayate_matrix.store.schema import conversations, move, outbox, sent_events, tasks
+from hayate_matrix.store.schema import IS_OWED, conversations, move, outbox, sent_events, tasks
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,25 +26,24 @@ if TYPE_CHECKING:
 
 _FIELD = "outbox.text"
 
-_IS_OWED = outbox.c.state.in_(("pending", "held"))
 _OF_CONVERSATION = outbox.c.conversation_id == sa.bindparam("_conversation_id")
 _ADD = sa.insert(outbox)
 _FIND_NEXT = (
     sa.select(outbox, conversations.c.room_id)
     .join(conversations, conversations.c.id == outbox.c.conversation_id)
-    .where(_OF_CONVERSATION, _IS_OWED)
+    .where(_OF_CONVERSATION, IS_OWED)
     .order_by(outbox.c.seq)
-    .limit(1)
+    .limit(2)
 )
-_LIST_INDEBTED = sa.select(outbox.c.conversation_id).where(_IS_OWED).distinct()
+_LIST_INDEBTED = sa.select(outbox.c.conversation_id).where(IS_OWED).distinct()
 _ADD_SENT = sa.insert(sent_events)
-_HOLD = sa.update(outbox).where(_OF_CONVERSATION, outbox.c.state == "pending").values(state="held", epoch=outbox.c.epoch + 1)
-_RELEASE = sa.update(outbox).where(outbox.c.state == "held").values(state="pending", epoch=outbox.c.epoch + 1)
+_HOLD = sa.update(outbox).where(_OF_CONVERSATION, IS_OWED, outbox.c.state == "pending").values(state="held", epoch=outbox.c.epoch + 1)
+_RELEASE = sa.update(outbox).where(IS_OWED, outbox.c.state == "held").values(state="pending", epoch=outbox.c.epoch + 1)
 _RELEASE_OF = _RELEASE.where(_OF_CONVERSATION)
 _COUNT = sa.select(outbox.c.state, sa.func.count()).group_by(outbox.c.state)
 _COUNT_OF = _COUNT.where(_OF_CONVERSATION)
 _LIST_TEXTS_OF = (
-    sa.select(outbox.c.id).join(tasks, tasks.c.id == outbox.c.task_id).where(tasks.c.session_id == sa.bindparam("session_id"), ~_IS_OWED)
+    sa.select(outbox.c.id).join(tasks, tasks.c.id == outbox.c.task_id).where(tasks.c.session_id == sa.bindparam("session_id"), ~IS_OWED)
 )
 _REPLACE_TEXT = sa.update(outbox).where(outbox.c.id == sa.bindparam("_id")).values(text=sa.bindparam("text"))
 _FIND_SENT = (
@@ -66,6 +65,8 @@ class Owed:
     """Its label, sorted; `delivery` has the text without it."""
     is_damaged: bool = False
     """Whether its text can't be read any more; it is empty here then."""
+    is_last: bool = False
+    """Whether nothing else was owed to the conversation when this was read."""
 
 
 class Outbox:
@@ -116,8 +117,8 @@ class Outbox:
 
     def find_next(self, connection: Connection, conversation_id: ConversationId) -> Owed | None:
         """Return the oldest row that is owed (pending or held) to a conversation."""
-        row = connection.execute(_FIND_NEXT, {"_conversation_id": conversation_id}).one_or_none()
-        return self._read(row) if row is not None else None
+        rows = connection.execute(_FIND_NEXT, {"_conversation_id": conversation_id}).all()
+        return self._read(rows[0], is_last=len(rows) == 1) if rows else None
 
     def list_indebted(self, connection: Connection) -> list[ConversationId]:
         """Return the conversations to which something is owed (pending or held)."""
@@ -183,7 +184,7 @@ class Outbox:
         for delivery_id in connection.scalars(_LIST_TEXTS_OF, {"session_id": session_id}).all():
             connection.execute(_REPLACE_TEXT, {"_id": delivery_id, "text": self._sealer.seal(_FIELD, delivery_id, "")})
 
-    def _read(self, row: Row[*tuple[Any, ...]]) -> Owed:
+    def _read(self, row: Row[*tuple[Any, ...]], *, is_last: bool) -> Owed:
         text = self._sealer.try_open(_FIELD, row.id, row.text)
         return Owed(
             delivery=Delivery(
@@ -202,4 +203,5 @@ class Outbox:
             state=row.state,
             epoch=row.epoch,
             is_damaged=text is None,
+            is_last=is_last,
         )

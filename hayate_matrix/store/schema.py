@@ -19,6 +19,12 @@ from hayate_matrix.errors import StaleTransition
 if TYPE_CHECKING:
     from sqlalchemy import Connection, Table
 
+
+def _is_one_of(column: sa.Column[str], *words: str) -> sa.ColumnElement[bool]:
+    """Return a condition with the words in its text: a database uses an index of some rows only where it can read that these are they."""
+    return column.in_([sa.literal_column(f"'{word}'") for word in words])
+
+
 metadata = sa.MetaData()
 _Seq = sa.BigInteger().with_variant(sa.Integer, "sqlite")
 """SQLite numbers rows by itself only where the column is exactly INTEGER."""
@@ -61,8 +67,8 @@ inbox = sa.Table(
     sa.Column("tags", sa.Text, nullable=False, server_default=""),
     sqlite_autoincrement=True,
 )
-_HAS_WORK = inbox.c.state.in_(("queued", "running"))
-sa.Index("inbox_open", inbox.c.conversation_id, inbox.c.seq, sqlite_where=_HAS_WORK, postgresql_where=_HAS_WORK)
+HAS_WORK = _is_one_of(inbox.c.state, "queued", "running")
+sa.Index("inbox_open", inbox.c.conversation_id, inbox.c.seq, sqlite_where=HAS_WORK, postgresql_where=HAS_WORK)
 sa.Index("inbox_target", inbox.c.target, sqlite_where=inbox.c.target.is_not(None), postgresql_where=inbox.c.target.is_not(None))
 sa.Index("inbox_focus", inbox.c.conversation_id, inbox.c.focus, inbox.c.kind)
 
@@ -81,13 +87,14 @@ sessions = sa.Table(
 )
 sa.Index("sessions_touched", sessions.c.conversation_id, sessions.c.touched)
 sa.Index("sessions_used", sessions.c.used_at_ms)
+IS_ACTIVE = sessions.c.state == sa.literal_column("'active'")
 sa.Index(
     "sessions_active",
     sessions.c.conversation_id,
     sessions.c.focus,
     unique=True,
-    sqlite_where=sessions.c.state == "active",
-    postgresql_where=sessions.c.state == "active",
+    sqlite_where=IS_ACTIVE,
+    postgresql_where=IS_ACTIVE,
 )
 
 tasks = sa.Table(
@@ -107,8 +114,8 @@ tasks = sa.Table(
     sa.Column("steers", sa.Integer, nullable=False, server_default="0"),
 )
 sa.Index("tasks_session", tasks.c.session_id)
-_IS_OPEN = tasks.c.state.in_(("running", "suspended"))
-sa.Index("tasks_open", tasks.c.conversation_id, tasks.c.focus, unique=True, sqlite_where=_IS_OPEN, postgresql_where=_IS_OPEN)
+IS_OPEN = _is_one_of(tasks.c.state, "running", "suspended")
+sa.Index("tasks_open", tasks.c.conversation_id, tasks.c.focus, unique=True, sqlite_where=IS_OPEN, postgresql_where=IS_OPEN)
 
 entries = sa.Table(
     "entries",
@@ -151,8 +158,8 @@ outbox = sa.Table(
     sqlite_autoincrement=True,
 )
 sa.Index("outbox_task", outbox.c.task_id)
-_IS_OWED = outbox.c.state.in_(("pending", "held"))
-sa.Index("outbox_owed", outbox.c.conversation_id, outbox.c.seq, sqlite_where=_IS_OWED, postgresql_where=_IS_OWED)
+IS_OWED = _is_one_of(outbox.c.state, "pending", "held")
+sa.Index("outbox_owed", outbox.c.conversation_id, outbox.c.seq, sqlite_where=IS_OWED, postgresql_where=IS_OWED)
 
 sent_events = sa.Table(
     "sent_events",

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 from hayate_matrix.core.ids import ConversationId, EntryId, EventId, Focus, SessionId, TaskId, make_uuid7
 from hayate_matrix.core.transcript import Element, Request, Resolved, dump_element, get_kind, load_element
-from hayate_matrix.store.schema import entries, move, sessions, tasks
+from hayate_matrix.store.schema import IS_ACTIVE, IS_OPEN, entries, move, sessions, tasks
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -31,7 +31,7 @@ _FIELD = "entries.content"
 _NAME = "sessions.name"
 
 _OF_CONVERSATION = sessions.c.conversation_id == sa.bindparam("_conversation_id")
-_ACTIVE = (_OF_CONVERSATION, sessions.c.focus == sa.bindparam("_focus"), sessions.c.state == "active")
+_ACTIVE = (_OF_CONVERSATION, sessions.c.focus == sa.bindparam("_focus"), IS_ACTIVE)
 _IS_KEPT = sessions.c.state != "removed"
 _other = sessions.alias("other")
 _NEXT_TOUCH = (
@@ -70,10 +70,8 @@ _LIST_PAGE = (
     .offset(sa.bindparam("skipped", type_=sa.Integer))
 )
 _COUNT = sa.select(sa.func.count()).select_from(sessions).where(_OF_CONVERSATION, _IS_KEPT)
-_HAS_NO_TASK = ~sa.exists().where(tasks.c.session_id == sessions.c.id, tasks.c.state.in_(("running", "suspended")))
-_LIST_IDLE = sa.select(sessions).where(
-    sessions.c.state == "active", sessions.c.used_at_ms < sa.bindparam("before_ms", type_=sa.BigInteger), _HAS_NO_TASK
-)
+_HAS_NO_TASK = ~sa.exists().where(tasks.c.session_id == sessions.c.id, IS_OPEN)
+_LIST_IDLE = sa.select(sessions).where(IS_ACTIVE, sessions.c.used_at_ms < sa.bindparam("before_ms", type_=sa.BigInteger), _HAS_NO_TASK)
 _LIST_OLD = (
     sa.select(sessions)
     .where(_IS_KEPT, sessions.c.used_at_ms < sa.bindparam("before_ms", type_=sa.BigInteger), _HAS_NO_TASK)

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 from hayate_matrix.core.ids import ConversationId, EventId, Focus, SessionId, TaskId, make_uuid7
 from hayate_matrix.errors import StaleTransition
-from hayate_matrix.store.schema import move, tasks
+from hayate_matrix.store.schema import IS_OPEN, move, tasks
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from hayate_matrix.store.inbox import InboxRow
 
 _OPEN = sa.insert(tasks)
-_LIST_OPEN = sa.select(tasks).where(tasks.c.state.in_(("running", "suspended")))
+_LIST_OPEN = sa.select(tasks).where(IS_OPEN)
 _LIST_OPEN_OF = _LIST_OPEN.where(tasks.c.conversation_id == sa.bindparam("conversation_id"))
 _NOTE_STEER = sa.update(tasks).where(tasks.c.id == sa.bindparam("_id")).values(steers=tasks.c.steers + 1)
 _END = (

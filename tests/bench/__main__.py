@@ -1,4 +1,4 @@
-"""`python -m tests.bench [roundtrip] [rooms] [backlog] [sharing]`: measures all, or those named, and prints ours beside the peer's."""
+"""`python -m tests.bench [NAME ...]`: measures all, or those named, and prints ours beside the peer's."""
 
 from __future__ import annotations
 
@@ -8,11 +8,17 @@ import tempfile
 import warnings
 from pathlib import Path
 
-from tests.bench import backlog, rooms, roundtrip, sharing
+from tests.bench import backlog, harness, rooms, roundtrip, sharing
 from tests.bench.report import Report
 from tests.support.person import HAS_OLM, WHY_NO_OLM
 
-MEASURES = {"roundtrip": roundtrip.measure, "rooms": rooms.measure, "backlog": backlog.measure, "sharing": sharing.measure}
+MEASURES = {
+    "harness": harness.measure,
+    "roundtrip": roundtrip.measure,
+    "rooms": rooms.measure,
+    "backlog": backlog.measure,
+    "sharing": sharing.measure,
+}
 
 
 async def main(names: list[str]) -> None:

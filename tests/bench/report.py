@@ -16,11 +16,16 @@ class Report:
         """Print what is being done."""
         print(f"[{time.monotonic() - self._started:6.1f} s] {line}", flush=True)
 
-    def compare(self, name: str, what: str, ours: float, peer: float, unit: str, *, bar: float) -> None:
-        """Report a figure beside the peer's; the bar is a ratio."""
-        ratio = ours / peer if peer else float("inf")
-        verdict = "met" if ratio <= bar else "NOT met"
-        self._add(f"{name}  {what}: ours {ours:,.1f} {unit}, bare nio {peer:,.1f} {unit}, ratio {ratio:.2f} (bar {bar:g}: {verdict})")
+    def compare(self, name: str, what: str, ours: float, theirs: float, unit: str, *, bar: float) -> None:
+        """Report a figure beside bare nio's; the bar is a ratio."""
+        self.beside(name, what, ours, theirs, unit, peer="bare nio", bar=bar)
+
+    def beside(self, name: str, what: str, ours: float, theirs: float, unit: str, *, peer: str, bar: float, at_least: bool = False) -> None:
+        """Report a figure beside that of `peer`; the bar is a ratio."""
+        ratio = ours / theirs if theirs else float("inf")
+        verdict = "met" if (ratio >= bar if at_least else ratio <= bar) else "NOT met"
+        sign = "≥ " if at_least else ""
+        self._add(f"{name}  {what}: ours {ours:,.1f} {unit}, {peer} {theirs:,.1f} {unit}, ratio {ratio:.2f} (bar {sign}{bar:g}: {verdict})")
 
     def alone(self, name: str, what: str, ours: float, unit: str, *, bar: float, at_least: bool = False) -> None:
         """Report a figure against a bar of its own."""

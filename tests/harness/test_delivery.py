@@ -107,7 +107,9 @@ async def test_requests_that_wait_in_a_room_that_turns_denied_wait_on(make_desk:
     served.remove(DIRECT)
     await desk.harness.release(OTHER)
     desk.clock.jump(5)
-    assert await desk.ask("echo served", room=OTHER, is_direct=True) == ["running", "served"]
+    # The thread's turn may have begun in time.
+    answers = await desk.ask("echo served", room=OTHER, is_direct=True)
+    assert [text for text in answers if text != "in a thread"] == ["running", "served"]
     prompts = len(desk.runtime.prompts)
     await desk.harness.release(DIRECT)
     await desk.idle()

@@ -56,8 +56,11 @@ class Postgres:
 
 
 @contextlib.contextmanager
-def run_postgres() -> Iterator[Postgres]:
-    """Start a server and end it again; the server refuses root, so root starts it as the user of Debian's package."""
+def run_postgres(*, is_durable: bool = False) -> Iterator[Postgres]:
+    """Start a server and end it again; the server refuses root, so root starts it as the user of Debian's package.
+
+    Unless `is_durable` it never waits for the disk: the tests show what the program does, not what this disk does.
+    """
     binaries = find_binaries()
     if binaries is None:
         raise RuntimeError(HOW_TO_GET_IT)
@@ -78,8 +81,8 @@ def run_postgres() -> Iterator[Postgres]:
             env=environment,
             timeout=_DEADLINE_S,
         )
-        # Without fsync: the tests show what the program does, not what this disk does.
-        command = [str(binaries / "postgres"), "-D", str(folder / "data"), "-k", str(folder), "-c", "listen_addresses=", "-c", "fsync=off"]
+        fsync = "fsync=on" if is_durable else "fsync=off"
+        command = [str(binaries / "postgres"), "-D", str(folder / "data"), "-k", str(folder), "-c", "listen_addresses=", "-c", fsync]
         with log.open("wb") as output:
             server = subprocess.Popen([*as_user, *command], stdout=output, stderr=output, cwd=folder, env=environment)
         try:

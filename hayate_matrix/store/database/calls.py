@@ -56,7 +56,7 @@ class CallThread:
         self._thread: threading.Thread | None = None
         self._is_closed = False
 
-    async def call(self, name: str, work: Work) -> Any:  # noqa: ANN401 - what the work returns, which the database's methods type
+    async def call(self, name: str, work: Work) -> Any:
         """Have `work` done, and return what it returned or raise what it raised."""
         call = Call(name, work, asyncio.get_running_loop())
         self._put(call)
@@ -72,7 +72,7 @@ class CallThread:
                 call.future.exception()  # nobody else will ask for it
             raise
 
-    def call_and_wait(self, name: str, work: Work) -> Any:  # noqa: ANN401 - as above
+    def call_and_wait(self, name: str, work: Work) -> Any:
         """Do the same for a caller without a loop."""
         call = Call(name, work, None)
         self._put(call)

@@ -19,6 +19,7 @@ from sqlalchemy import text
 from hayate_matrix.errors import HomeBusyError, StoreError
 from hayate_matrix.store.database.calls import CallThread
 from hayate_matrix.store.database.faults import RECONNECT, find_fault
+from hayate_matrix.store.database.prepared import SwiftConnection
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -124,7 +125,7 @@ class Database:
             self._lose(driver, together, error)
         return together
 
-    def _run_alone(self, driver: Any, call: Call) -> bool:  # noqa: ANN401 - sqlite3's or psycopg's
+    def _run_alone(self, driver: Any, call: Call) -> bool:
         """Run one call; False where it failed by itself, and what it did must be undone."""
         try:
             call.result = self._run(call.name, call.work)
@@ -138,13 +139,13 @@ class Database:
             return False
         return True
 
-    def _run_among_others(self, driver: Any, call: Call) -> None:  # noqa: ANN401 - as above
+    def _run_among_others(self, driver: Any, call: Call) -> None:
         driver.execute("SAVEPOINT together")
         if not self._run_alone(driver, call):
             driver.execute("ROLLBACK TO SAVEPOINT together")
         driver.execute("RELEASE SAVEPOINT together")
 
-    def _is_sound(self, driver: Any) -> bool:  # noqa: ANN401 - as above
+    def _is_sound(self, driver: Any) -> bool:
         """Tell whether the transaction can be committed: an error that the work caught may have ended it."""
         if self.dialect == "sqlite":
             return bool(driver.in_transaction)
@@ -154,29 +155,29 @@ class Database:
         """Run one transaction's work; whether it is durable is decided later."""
         return work(cast("Connection", self._writer))
 
-    def _connect(self, **options: Any) -> Connection:  # noqa: ANN401 - of SQLAlchemy
-        connection = self._engine.connect().execution_options(**{BEGUN_BY_DRIVER: True}, **options)
+    def _connect(self, **options: Any) -> Connection:
+        connection = SwiftConnection(self._engine).execution_options(**{BEGUN_BY_DRIVER: True}, **options)
         connection.begin()
         return connection
 
-    def _begin(self, driver: Any, statement: str) -> None:  # noqa: ANN401 - as above
+    def _begin(self, driver: Any, statement: str) -> None:
         if self.dialect == "sqlite":  # psycopg begins by itself
             driver.execute(statement)
 
-    def _commit(self, driver: Any) -> None:  # noqa: ANN401 - as above
+    def _commit(self, driver: Any) -> None:
         if self.dialect == "sqlite":
             # Of a transaction that SQLite gave up this fails, where the driver's own call would be content.
             driver.execute("COMMIT")
         else:
             driver.commit()
 
-    def _roll_back(self, driver: Any) -> None:  # noqa: ANN401 - as above
+    def _roll_back(self, driver: Any) -> None:
         if self.dialect != "sqlite":
             driver.rollback()
         elif driver.in_transaction:
             driver.execute("ROLLBACK")
 
-    def _lose(self, driver: Any, together: list[Call], error: Exception) -> None:  # noqa: ANN401 - as above
+    def _lose(self, driver: Any, together: list[Call], error: Exception) -> None:
         """Roll the database's transaction back and say so to everybody in it."""
         with contextlib.suppress(Exception):  # a connection that is gone
             self._roll_back(driver)
