@@ -18,13 +18,14 @@ from hayate_matrix.app import SystemClock
 from hayate_matrix.core.allowlist import Policy
 from hayate_matrix.core.deliveries import Sent
 from hayate_matrix.core.facts import Message
-from hayate_matrix.core.ids import EventId, RoomId, UserId
+from hayate_matrix.core.ids import ConversationId, EventId, RoomId, UserId
 from hayate_matrix.harness.harness import Harness
 from hayate_matrix.harness.rules import Rules
 from hayate_matrix.runtime.scripted import ScriptedRuntime
 from hayate_matrix.store.database import Database, open_database
 from hayate_matrix.store.schema import meta
 from hayate_matrix.store.sealing import Sealer
+from hayate_matrix.store.stores import Stores
 from tests.support.postgres import find_binaries, run_postgres
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ SHARE = 0.8
 
 _INSERT = insert(meta)
 _BOT = UserId("@bot:example.org")
-_ALICE = UserId("@alice:example.org")
+ALICE = UserId("@alice:example.org")
 
 
 class _Counting(Database):
@@ -75,7 +76,7 @@ class _Gateway:
         """Nobody sees it."""
 
 
-class _World:
+class World:
     """A harness on a database, and people who talk to it."""
 
     def __init__(self, url: str) -> None:
@@ -85,23 +86,26 @@ class _World:
         self.gateway = _Gateway()
         rules = Rules(policy=Policy(own_user_id=_BOT), loop_breaker=1_000_000)
         self.harness = Harness(self.database, sealer, clock=clock, runtime=ScriptedRuntime(clock), gateway=self.gateway, rules=rules)
+        self.stores = Stores(self.database, sealer)
+        self.conversations: dict[RoomId, ConversationId] = {}
         self._numbers = itertools.count()
 
-    async def ask(self, room: RoomId) -> None:
+    async def ask(self, room: RoomId, body: str = "echo what #release says") -> str:
+        """Say something in a room and return the answer once it was delivered."""
         number = next(self._numbers)
         event_id = EventId(f"$event{number}")
         fact = Message(
             event_id=event_id,
             room_id=room,
-            sender=_ALICE,
+            sender=ALICE,
             sent_at_ms=number,
             msgtype="m.text",
-            body=f"echo what #release says of {number}",
+            body=body,
             is_direct=True,
         )
         answer = self.gateway.waiting[event_id] = asyncio.get_running_loop().create_future()
         await self.harness.sink.accept([fact])
-        assert (await answer).endswith(f"of {number}")
+        return await answer
 
     async def talk(self, conversations: int) -> float:
         """Return the turns a second of so many conversations at a time."""
@@ -135,7 +139,7 @@ async def measure(folder: Path, report: Report) -> None:
 
 
 async def _measure_one(url: str, name: str, report: Report) -> None:
-    world = _World(url)
+    world = World(url)
     await world.harness.start()
     try:
         await world.talk(TOGETHER)  # statements are compiled, files have grown
