@@ -1,7 +1,7 @@
 """What a message holds besides plain text: code, quoted lines, links, comments and source blocks, taken out whole.
 
 Promise: linear in the text on any input; a construct that is never closed costs one look to the end of the text.
-How: one pass from left to right; whatever begins first wins. What `grammar.EVENT` does not match whole is decided by `_Pass`, which keeps
+How: one pass from left to right; whatever begins first wins. What `grammar` does not match whole is decided by `_Pass`, which keeps
 what failed searches learnt: runs of backticks, attributes, brackets.
 Not here: quotation marks and the tags themselves (reading).
 """
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from hayate_matrix.core.hashtags.grammar import (
     BRACKETS,
-    EVENT,
+    DEFINED,
     FENCE_END,
     LINK_END,
     MARKUP,
@@ -23,6 +23,7 @@ from hayate_matrix.core.hashtags.grammar import (
     SHORTCUT,
     TO_TAG_END,
     URL_REST,
+    choose_event,
 )
 
 if TYPE_CHECKING:
@@ -44,7 +45,8 @@ def mask(text: str) -> str:
     Args:
         text: a line end, then the message, whose lines end with LF.
     """
-    event = EVENT.search(text)
+    search = choose_event(text).search
+    event = search(text)
     if event is None:
         return text
     spans: list[Span] = []
@@ -56,15 +58,17 @@ def mask(text: str) -> str:
         else:
             reader = reader or _Pass(text, spans)
             position = reader.handle(event)
-        event = EVENT.search(text, position)
-    if reader is not None:
-        spans = reader.finish()
+        event = search(text, position)
+    return _cut(text, reader.finish() if reader is not None else spans)
+
+
+def _cut(text: str, spans: list[Span]) -> str:
     pieces: list[str] = []
     kept = 0
+    has_lines = "\n" in text[1:]
     for start, end in spans:
-        pieces.append(text[kept:start])
-        pieces.append(_OUT_BRACKET if text[start] == "[" else _OUT)
-        if text.find("\n", start, end) >= 0:
+        pieces += (text[kept:start], _OUT_BRACKET if text[start] == "[" else _OUT)
+        if has_lines and text.find("\n", start, end) >= 0:
             pieces.append("\n" + _OUT)
         kept = end
     pieces.append(text[kept:])
@@ -98,13 +102,15 @@ class _Pass:
                 return self._skip_code(start)
             case "comment":
                 end = self._find_comment_end(end)
+            case "flat":
+                pass
             case "tag":
                 end = self._skip_block(event["tag"], end)
             case "tail":
                 return self._close_link(start, start, end) or start + 1
-            case "label":
+            case "definitions" | "definition" as kind:
                 start += 1
-                end = self._define(event["label"], start, end)
+                end = self._define(event[kind], start, end, is_one=kind == "definition")
             case "fence":
                 start += 1
                 end = self._find_fence_end(len(event["item"]), event["fence"], end)
@@ -143,11 +149,12 @@ class _Pass:
 
     # Lines
 
-    def _define(self, label: str, start: int, end: int) -> int:
-        """Remember a label; return where its definition ends, 0 where it is none."""
-        if self._text.find("\n", start, end) >= 0 and PARAGRAPH_END.search(self._text, start, end):
+    def _define(self, lines: str, start: int, end: int, *, is_one: bool) -> int:
+        """Remember the labels of these definitions; return where they end, 0 where they are none."""
+        if PARAGRAPH_END.search(self._text, start, end):
             return 0
-        self._labels.add(label)
+        labels = DEFINED.findall(lines)
+        self._labels.update(labels[:1] if is_one else labels)
         return end
 
     def _find_fence_end(self, indent: int, mark: str, start: int) -> int:
@@ -206,6 +213,8 @@ class _Pass:
     def _find_block_end(self, name: str, position: int) -> int:
         """Return where the block of this name ends; the end of the text where it does not."""
         text = self._text
+        if text.find("</" + name, position) < 0:
+            return len(text)
         depth = 1
         while (found := MARKUP.search(text, position)) is not None:
             position = found.end()
@@ -258,7 +267,8 @@ class _Pass:
             if char == "\n":
                 openers.clear()
             elif char == "[" and text[found.end() - 1] == "[":
-                openers.append(found.span())
+                # the last of a run may begin a construct
+                openers.append((start, min(found.end(), spans[passed][0]) if passed < len(spans) else found.end()))
             elif char == "[" and found.end() > end:  # this pair is closed at `end`
                 openers.append((start, start + 1))
             elif char == "]" and openers:

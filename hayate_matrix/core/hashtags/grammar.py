@@ -2,13 +2,14 @@
 
 Promise: no pattern backtracks over what it has read: repetitions are possessive, and a search that may fail is bounded by the character
 that it looks for, which also begins the next search.
-How: `EVENT` finds the next construct. Most are matched whole; one that needs counting or memory has a group, by whose number
-`constructs` knows what to do. Each alternative starts with a literal, which lets the search skip plain text fast.
+How: `choose_event` gives the pattern of the next construct. Most are matched whole; one that needs counting or memory has a group, by whose
+name `constructs` knows what to do. Each alternative starts with a literal, which lets the search skip plain text fast.
 """
 
 from __future__ import annotations
 
 import re
+from functools import cache
 
 WHITE = "\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
 """White space of Unicode (property White_Space), for a character class; Python's own has four separators more."""
@@ -21,7 +22,7 @@ _CONTROL = r"\x00-\x20\x7f"
 # Lines. All patterns are for a text whose first line has a line end in front.
 _ITEM = r"(?:[ ]{0,3}(?:[-+*]|[0-9]{1,9}[.)])(?:[ ]{1,4}|\t))*+"
 _FENCE = r"(?:`{3,}+(?=[^`\n]*+(?:\n|\Z))|~{3,}+)"
-_FLAT_FENCE = r"```[^`\n]*+(?:\n(?![ ]{0,3}```)[^\n]*+)*+\n```[ \t]*+(?=\n|\Z)"
+_FLAT_FENCE = "|".join(rf"{mark}[^`~\n]*+(?:\n(?![ ]{{0,3}}{mark})[^\n]*+)*+\n{mark}[ \t]*+(?=\n|\Z)" for mark in ("```", "~~~"))
 """A fence in its usual form; where it is another one the next alternative has the same work once more, and no more than that."""
 _QUOTED = r"[ ]{0,3}>"
 _INDENTED = r"(?:[ ]{4}|[ ]{0,3}\t)"
@@ -42,8 +43,12 @@ _TAIL = (
 """What makes a text in brackets a link: `(address "title")` or `[label]`."""
 _FLAT_TAIL = r"""(?:\([^()\[\]<>\\"' \t\n]*+(?: "[^"\n]*+")?+\)|\[[^\[\]\\\n]{0,999}+\])"""
 """The same in its usual forms, on one line."""
+_FLAT_DEFINITION = (
+    rf"[ ]{{0,3}}\[[^\[\]\\\n]{{1,999}}+\]:[ \t]*+[^<{_CONTROL}][^{_CONTROL}]*+"
+    rf"""(?:[ \t]++"[^"\n]*+"[ \t]*+(?=\n|\Z)|[ \t]*+(?=\n|\Z)(?!\n[ \t]*+["'(]))"""
+)
 _DEFINITION = (
-    rf"[ ]{{0,3}}\[(?P<label>{_LABEL}{{1,999}}+)\]:{_GAP}(?:{_ANGLED}|(?!<)[^{_CONTROL}]++)"
+    rf"[ ]{{0,3}}\[{_LABEL}{{1,999}}+\]:{_GAP}(?:{_ANGLED}|(?!<)[^{_CONTROL}]++)"
     rf"(?:(?=[ \t\n]){_GAP}{_TITLE}[ \t]*+(?=\n|\Z)|[ \t]*+(?=\n|\Z))"
 )
 
@@ -60,20 +65,45 @@ _URL_REST = rf"(?:[^{WHITE}\]]*+{_WORD_END}"
 _MAILTO = r":(?<=[Mm][Aa][Ii][Ll][Tt][Oo]:)(?<![^\W_][Mm][Aa][Ii][Ll][Tt][Oo]:)"
 _WWW = r"\.(?<=[Ww][Ww][Ww]\.)(?<![^\W_][Ww][Ww][Ww]\.)"
 
-EVENT = re.compile(
-    rf"`[^`\n]++`(?!`)"
-    rf"|(?P<backticks>`++)"
-    rf"|<(?:(?P<comment>!--)|{_NAME}[^<>=]*+(?<=/)>|(?P<tag>{_NAME}){_ATTRIBUTES}[>=]|/{_NAME}{_SPACES}>|{_AUTOLINK})"
-    rf"|\[(?<![\\!]\[)[^\[\]`<\\\n]*+\]{_FLAT_TAIL}|!\[[^\[\]`<\\\n]*+\]{_FLAT_TAIL}"
-    rf"|\](?<!\\\])(?P<tail>{_TAIL})"
-    rf"|:(?<=[A-Za-z]:)//{_URL_REST}|(?P<url>[^{WHITE}]*+))"
-    rf"|:(?<=[0-9+.\-]:)(?P<odd_url>//)"
+_CODE = (
+    r"`(?!`)[^`\n]*+(?:``++[^`\n]*+)*+`(?!`)"
+    r"|``(?!`)[^`\n]*+(?:(?:```++|`(?!`))[^`\n]*+)*+``(?!`)"
+    r"|```(?!`)[^`\n]*+(?:(?:````++|`{1,2}(?!`))[^`\n]*+)*+```(?!`)"
+    r"|```(?!`)[^`\n]*+(?:`{1,2}(?!`)[^`\n]*+)*+```(?!`)"
+    r"|`(?P<backticks>`*+)"
+)
+_COMMENT = r"!--(?:[^\-]++|-(?!->))*+-->|(?P<comment>!--)"
+_EMPTY_TAG = rf"{_NAME}[^<>=]*+(?<=/)>(?:<{_NAME}[^<>=]*+(?<=/)>)*+"
+_FLAT_BLOCK = rf"(?P<flat>{_NAME})>[^<]*+</(?P=flat)>"
+_ANGLES = rf"<(?:{_COMMENT}|{_EMPTY_TAG}|{_FLAT_BLOCK}|(?P<tag>{_NAME}){_ATTRIBUTES}[>=]|/{_NAME}{_SPACES}>|{_AUTOLINK})"
+_FLAT_LINK = rf"\[[^\[\]`<\\\n]*+\]{_FLAT_TAIL}"
+_LINKS = rf"\[(?<![\\!]\[)[^\[\]`<\\\n]*+\]{_FLAT_TAIL}(?:{_FLAT_LINK})*+|!{_FLAT_LINK}|\](?<!\\\])(?P<tail>{_TAIL})"
+_URLS = (
+    rf":(?:(?<=[A-Za-z]:)|(?<=[A-Za-z][0-9+.\-]:))//{_URL_REST}|(?P<url>[^{WHITE}]*+))"
+    rf"|:(?<=[0-9+.\-][0-9+.\-]:)(?P<odd_url>//)"
     rf"|{_MAILTO}(?=[^{WHITE}]){_URL_REST}|(?P<mailto>[^{WHITE}]*+))"
     rf"|{_WWW}(?=[^{WHITE}]){_URL_REST}|(?P<www>[^{WHITE}]*+))"
-    rf"|\n(?:{_QUOTED}[^\n]*+(?:\n{_QUOTED}[^\n]*+)*+|{_INDENTED}[^\n]*+(?:\n{_INDENTED}[^\n]*+)*+"
-    rf"|{_FLAT_FENCE}|{_DEFINITION}|(?P<item>{_ITEM})[ ]{{0,3}}(?P<fence>{_FENCE}))",
 )
-"""The next construct; what has no group is matched whole, a line from the line end in front of it on."""
+_LINES = (
+    rf"\n(?=[ \t>`~\[\-+*0-9])(?:{_QUOTED}[^\n]*+(?:\n{_QUOTED}[^\n]*+)*+|{_INDENTED}[^\n]*+(?:\n{_INDENTED}[^\n]*+)*+"
+    rf"|{_FLAT_FENCE}|(?P<definitions>{_FLAT_DEFINITION}(?:\n{_FLAT_DEFINITION})*+)"
+    rf"|(?P<definition>{_DEFINITION})|(?P<item>{_ITEM})[ ]{{0,3}}(?P<fence>{_FENCE}))"
+)
+
+
+@cache
+def _compile_event(*, has_angles: bool, has_links: bool) -> re.Pattern[str]:
+    return re.compile("|".join([_CODE, *([_ANGLES] * has_angles), *([_LINKS] * has_links), _URLS, _LINES]))
+
+
+def choose_event(text: str) -> re.Pattern[str]:
+    """Return the pattern of the next construct in `text`, without what can't be in it.
+
+    What has no group is matched whole, a line from the line end in front of it on.
+    """
+    has_links = "[" in text and ("](" in text or "][" in text or "]:" in text)
+    return _compile_event(has_angles="<" in text and (">" in text or "<!--" in text), has_links=has_links)
+
 
 BRACKETS = re.compile(rf"\[\w*+\]|\\[\[\]]|\[++|\]|{BREAK}")
 """What pairs brackets: pairs around a word, escaped ones, runs, and the ends of paragraphs."""
@@ -81,5 +111,6 @@ RUN = re.compile(r"`++")
 FENCE_END = re.compile(r"\n([ ]*+)(`{3,}+|~{3,}+)[ \t]*+(?=\n|\Z)")
 LINK_END = re.compile(rf"(?<!\\)(?:\[|\](?P<tail>{_TAIL})?+)")
 URL_REST = re.compile(rf"[^{WHITE}]*+")
+DEFINED = re.compile(rf"(?:\A|\n) {{0,3}}\[({_LABEL}{{1,999}}+)\]:")
 SHORTCUT = re.compile(rf"(?<!\\)\[(?P<label>{_LABEL}{{1,999}}+)\]")
 PARAGRAPH_END = re.compile(BREAK)

@@ -24,7 +24,7 @@ _BLOCK = re.compile(
         |<[A-Za-z/!?]                                   # HTML block
         |([-*_])[ \t]*+(?:\1[ \t]*+){2,}+$              # thematic break
         |\[(?:[^\[\]\\]|\\.){1,999}\]:                  # link definition
-        |[^\n]*?\|[^\n]*\n[ ]{0,3}\|?[ \t]*+:?-++:?[ \t]*+(?:\|[ \t]*+(?::?-++:?[ \t]*+)?+)*+$   # table: a row and the rule below it
+        |(?=[^\n|]*+\|)[^\n]*+\n[ ]{0,3}\|?[ \t]*+:?-++:?[ \t]*+(?:\|[ \t]*+(?::?-++:?[ \t]*+)?+)*+$   # table: a row and the rule below it
     )
     """,
     re.VERBOSE | re.MULTILINE,

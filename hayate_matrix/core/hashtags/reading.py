@@ -37,6 +37,7 @@ _CLOSES = {
 """For each mark that opens a quotation those that close it."""
 
 _ANY_CLOSER = frozenset("".join(_CLOSES.values()))
+_TO_CLOSER = {mark: re.compile(f"[{closers}]") for mark, closers in _CLOSES.items()}
 _MARKS = "".join(sorted(_CLOSES.keys() | _ANY_CLOSER))
 
 _IN_PLACE = f"(?<![^{WHITE}])#{TAG}(?=[{WHITE},;!?)\\]}}}}]|[.:…]++(?![^\\W_]|[/\\[])|\\Z)"
@@ -62,10 +63,8 @@ def parse_tags(text: str) -> tuple[str, ...]:
     if "\r" in text:
         text = text.replace("\r\n", "\n").replace("\r", "\n")
     tags: dict[str, None] = {}
-    for token in _TOKEN.findall(mask("\n" + text)):
-        if not token:
-            continue
-        if token[0] == "#":
+    for token in dict.fromkeys(_TOKEN.findall(mask("\n" + text))):
+        if token[:1] == "#":
             if len(token) <= MAX_TAG_CHARS + 1:
                 tags[token[1:].lower()] = None
         elif "#" in token:
@@ -92,7 +91,12 @@ def _read_nested(line: str) -> dict[str, None]:
         elif is_open and mark in _CLOSES[is_open[-1]]:
             for closer in _CLOSES[is_open.pop()]:
                 closers[closer] -= 1
-        elif mark not in _CLOSES or closers.get(mark) or len(is_open) == _MAX_DEPTH:
+        elif (
+            mark not in _CLOSES
+            or closers.get(mark)
+            or len(is_open) == _MAX_DEPTH
+            or (not is_open and _TO_CLOSER[mark].search(line, found.end()) is None)
+        ):
             break
         else:
             is_open.append(mark)
