@@ -8,13 +8,14 @@ import tempfile
 import warnings
 from pathlib import Path
 
-from tests.bench import backlog, harness, lookup, rooms, roundtrip, sharing
+from tests.bench import backlog, harness, lookup, rooms, roundtrip, sharing, tags
 from tests.bench.report import Report
 from tests.support.person import HAS_OLM, WHY_NO_OLM
 
 MEASURES = {
     "harness": harness.measure,
     "lookup": lookup.measure,
+    "tags": tags.measure,
     "roundtrip": roundtrip.measure,
     "rooms": rooms.measure,
     "backlog": backlog.measure,

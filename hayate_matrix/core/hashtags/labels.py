@@ -31,7 +31,7 @@ _BLOCK = re.compile(
 )
 """The beginning of a Markdown block that works at the start of a line only."""
 
-_BLANK_LINES = re.compile(r"(?:[ \t]*+\r?\n)++")
+_BLANK_LINES = re.compile(r"\A(?:[ \t]*+\r?\n)*+(?:[ \t]++\Z)?+")
 
 
 def put_label(tags: Sequence[str], text: str) -> str:
@@ -42,10 +42,7 @@ def put_label(tags: Sequence[str], text: str) -> str:
     if not tags:
         return text
     label = " ".join(f"#{tag}" for tag in sorted(set(tags))) + " · "
-    body = _strip_labels(text)
-    blank = _BLANK_LINES.match(body)
-    if blank is not None:
-        body = body[blank.end() :]
+    body = _BLANK_LINES.sub("", _strip_labels(text), count=1)
     return f"{label}\n\n{body}" if _BLOCK.match(body) else label + body
 
 
