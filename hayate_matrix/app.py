@@ -13,7 +13,7 @@ import shutil
 import signal
 import time
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from hayate_matrix import log
 from hayate_matrix.core.allowlist import describe_rooms
@@ -21,7 +21,7 @@ from hayate_matrix.core.status import FILE_NAME as STATUS_FILE
 from hayate_matrix.core.status import Status, Trouble, dump_status
 from hayate_matrix.errors import AccountError, HayateError, StoreError
 from hayate_matrix.harness.harness import Harness
-from hayate_matrix.harness.rules import Rules, Senses
+from hayate_matrix.harness.rules import Limits, Rules, Senses
 from hayate_matrix.matrix.account import Account, load_credentials
 from hayate_matrix.matrix.client import Edge, EdgeOptions
 from hayate_matrix.matrix.http import Http
@@ -29,13 +29,14 @@ from hayate_matrix.matrix.keystore import KeyStore
 from hayate_matrix.runtime.scripted import ScriptedRuntime
 from hayate_matrix.settings.sources import read_secret
 from hayate_matrix.store.database import open_database
-from hayate_matrix.store.locks import Ownership, own
+from hayate_matrix.store.database.locks import Ownership, own
 from hayate_matrix.store.sealing import Sealer, load_key
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from hayate_matrix.core.clock import Clock
+    from hayate_matrix.settings.model import Limits as LimitSettings
     from hayate_matrix.settings.model import Settings
     from hayate_matrix.settings.sources import Loaded
     from hayate_matrix.store.database import Database
@@ -64,6 +65,10 @@ class SystemClock:
     async def sleep(self, seconds: float) -> None:
         """Return after `seconds`."""
         await asyncio.sleep(seconds)
+
+
+def _make_limits(settings: LimitSettings, whose: Literal["person", "room"]) -> Limits:
+    return Limits(**{name: getattr(settings, f"{whose}_{name}") for name in ("queue", "requests_hour", "tokens_day", "money_day")})
 
 
 def own_home(home: Path) -> Ownership:
@@ -167,6 +172,8 @@ class App:
             idle_s=self._settings.sessions.idle_s,
             keep_days=self._settings.sessions.keep_days,
             command_power=self._settings.commands.power,
+            person_limits=_make_limits(self._settings.limits, "person"),
+            room_limits=_make_limits(self._settings.limits, "room"),
         )
         senses = Senses(
             is_disk_low=lambda: self._is_low(_TURNS_SHARE),

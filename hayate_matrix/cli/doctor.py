@@ -174,7 +174,7 @@ def _has_databases(home: Path) -> bool:
 
 def _is_owned(home: Path) -> bool:
     from hayate_matrix.app import HOME_LOCK
-    from hayate_matrix.store.locks import is_owned
+    from hayate_matrix.store.database.locks import is_owned
 
     return is_owned(home / HOME_LOCK)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 if TYPE_CHECKING:
@@ -39,6 +39,15 @@ class ToolCall:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """What one step used, as the runtime reports it."""
+
+    tokens: int = 0
+    cost_micros: int = 0
+    """Millionths of the currency in which the runtime reports."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Said:
     """One step of the model: text, tool calls, or both; without calls it is the answer."""
 
@@ -46,6 +55,8 @@ class Said:
     calls: tuple[ToolCall, ...] = ()
     native: str = ""
     """What the runtime wants back with this step, in a form of its own."""
+    usage: Usage | None = field(default=None, compare=False)
+    """What it took to say this; no part of the transcript, so it is counted and not kept with it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +96,7 @@ Element = Request | Said | Result | Steer | Note | Removed
 
 _KINDS: dict[str, type[Element]] = {"request": Request, "said": Said, "result": Result, "steer": Steer, "note": Note}
 _NAMES = {kind: name for name, kind in _KINDS.items()}
-_FIELDS = {kind: tuple(field.name for field in dataclasses.fields(kind)) for kind in (*_KINDS.values(), Removed, ToolCall)}
+_FIELDS = {kind: tuple(one.name for one in dataclasses.fields(kind) if one.compare) for kind in (*_KINDS.values(), Removed, ToolCall)}
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 
 

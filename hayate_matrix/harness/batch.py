@@ -12,7 +12,7 @@ from hayate_matrix.core.allowlist import decide_person
 from hayate_matrix.core.commands import COMMANDS, parse_command
 from hayate_matrix.core.facts import Edit, Membership, Message, Redaction, Skipped
 from hayate_matrix.core.hashtags import parse_tags
-from hayate_matrix.core.ids import MAIN_FOCUS, Focus
+from hayate_matrix.core.ids import MAIN_FOCUS, EventId, Focus
 from hayate_matrix.core.transcript import Request
 from hayate_matrix.core.triggers import Address, decide_trigger, is_quick_exchange, strip_mention
 from hayate_matrix.harness.endings import stop_task
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from hayate_matrix.core.facts import AnyFact
-    from hayate_matrix.core.ids import ConversationId, EventId, RoomId, SessionId
+    from hayate_matrix.core.ids import ConversationId, RoomId, SessionId, UserId
+    from hayate_matrix.harness.limits import Limiter
     from hayate_matrix.harness.rules import Rules
     from hayate_matrix.store.conversations import Conversation
     from hayate_matrix.store.database import Connection
@@ -79,12 +80,15 @@ def _keep_tags(tags: Sequence[str], text: str) -> tuple[str, ...]:
 class Batch:
     """Takes the facts of one transaction."""
 
-    def __init__(self, stores: Stores, rules: Rules, connection: Connection, now: datetime, targets: set[EventId]) -> None:
+    def __init__(
+        self, stores: Stores, rules: Rules, limiter: Limiter, connection: Connection, now: datetime, targets: set[EventId]
+    ) -> None:
         """Begin a batch; `targets` are the events of it that rows taken before are about."""
         self.accepted = Accepted()
         self._stores = stores
         self._inbox = stores.inbox
         self._rules = rules
+        self._limiter = limiter
         self._speaker = rules.speaker
         self._connection = connection
         self._now = now
@@ -274,6 +278,15 @@ class Batch:
         self._stores.outbox.add(self._connection, conversation.id, "notice", text, self._now)
         self.accepted.owed.add(conversation.id)
 
+    def _owe_refusal(
+        self, conversation: Conversation, sender: UserId, focus: Focus, answers: EventId, sentence: str, tags: Sequence[str]
+    ) -> None:
+        thread = EventId(focus) if focus else None
+        self._stores.outbox.add(
+            self._connection, conversation.id, "notice", sentence, self._now, request=answers, thread=thread, mention=sender, tags=tags
+        )
+        self.accepted.owed.add(conversation.id)
+
     def _put_request(
         self,
         fact: Message | Edit,
@@ -286,7 +299,13 @@ class Batch:
         reply_to: EventId | None = None,
         tags: Sequence[str] = (),
     ) -> None:
-        """Queue a request; only of a fresh message are there `tags` (SRC-1)."""
+        """Queue a request, unless a limit is reached; only of a fresh message are there `tags` (SRC-1)."""
+        refusal = self._limiter.refuse(self._connection, conversation.id, fact.sender, self._now)
+        if refusal is not None:
+            self._note(fact, conversation, "edit" if isinstance(fact, Edit) else "other", focus=focus, target=target)
+            if refusal.sentence is not None:
+                self._owe_refusal(conversation, fact.sender, focus, answers, refusal.sentence, tags)
+            return
         self._put(fact, conversation, "request", focus, content, answers=answers, target=target, reply_to=reply_to, tags=tags)
         self.accepted.work.append(
             Work(conversation_id=conversation.id, room_id=conversation.room_id, focus=focus, event_id=fact.event_id, reply_to=reply_to)

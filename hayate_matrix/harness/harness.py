@@ -15,6 +15,7 @@ from hayate_matrix.harness.commands import Commands
 from hayate_matrix.harness.delivery import Deliveries
 from hayate_matrix.harness.intake import Intake
 from hayate_matrix.harness.lanes import Lanes, Work
+from hayate_matrix.harness.limits import Limiter
 from hayate_matrix.harness.presence import Presence
 from hayate_matrix.harness.rules import Senses
 from hayate_matrix.harness.turn import Turns
@@ -61,9 +62,10 @@ class Harness:
         """Build the parts; `provider` resolves pointers to texts, the database where it is None (SES-4)."""
         senses = senses or Senses()
         self._stores = Stores(database, sealer)
+        limiter = Limiter(self._stores, rules)
         self._presence = Presence(gateway, clock, rules)
         self._deliveries = Deliveries(self._stores, clock, gateway, on_change=self._note_change, on_fault=self._note_fault)
-        self._turns = Turns(self._stores, clock, runtime, tools, rules=rules, senses=senses, on_owed=self._deliveries.wake)
+        self._turns = Turns(self._stores, clock, runtime, tools, rules=rules, limiter=limiter, senses=senses, on_owed=self._deliveries.wake)
         self._lanes = Lanes(
             clock,
             self._run,
@@ -83,7 +85,7 @@ class Harness:
             on_fault=self._note_fault,
         )
         self._upkeep = Upkeep(self._stores, clock, rules, on_removed=self._turns.forget, on_fault=self._note_fault)
-        self._intake = Intake(self._stores, clock, rules, self._feed)
+        self._intake = Intake(self._stores, clock, rules, limiter, self._feed)
         self._is_served = senses.is_served
         self._releases = 0
         self._changed = asyncio.Event()

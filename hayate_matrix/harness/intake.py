@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from hayate_matrix.core.clock import Clock
     from hayate_matrix.core.facts import AnyFact
     from hayate_matrix.harness.batch import Accepted
+    from hayate_matrix.harness.limits import Limiter
     from hayate_matrix.harness.rules import Rules
     from hayate_matrix.store.database import Connection
     from hayate_matrix.store.stores import Stores
@@ -37,10 +38,11 @@ _LONGEST_ID_BYTES = 1000
 class Intake:
     """The sink that the edge hands its facts to."""
 
-    def __init__(self, stores: Stores, clock: Clock, rules: Rules, hand_on: Callable[[Accepted], None]) -> None:
+    def __init__(self, stores: Stores, clock: Clock, rules: Rules, limiter: Limiter, hand_on: Callable[[Accepted], None]) -> None:
         self._stores = stores
         self._clock = clock
         self._rules = rules
+        self._limiter = limiter
         self._hand_on = hand_on
         self._running: set[asyncio.Task[None]] = set()
 
@@ -66,7 +68,7 @@ class Intake:
 
     def _take(self, connection: Connection, facts: Sequence[AnyFact]) -> Accepted:
         known, targets = self._stores.inbox.find_known(connection, [fact.event_id for fact in facts if _is_storable(fact)])
-        batch = Batch(self._stores, self._rules, connection, self._clock.now(), targets)
+        batch = Batch(self._stores, self._rules, self._limiter, connection, self._clock.now(), targets)
         for fact in facts:
             if not _is_storable(fact):
                 _log.warning("fact_refused", kind=type(fact).__name__)

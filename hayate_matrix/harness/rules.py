@@ -16,6 +16,28 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What one person, or one room, may ask for; None is no limit (CORE-6)."""
+
+    queue: int | None = None
+    """Requests that are queued or running at a time."""
+    requests_hour: int | None = None
+    tokens_day: int | None = None
+    money_day: float | None = None
+    """In the currency in which the runtime reports."""
+
+    @property
+    def is_set(self) -> bool:
+        """Whether there is any limit."""
+        return self != Limits()
+
+    @property
+    def counts_usage(self) -> bool:
+        """Whether it matters what turns use."""
+        return self.tokens_day is not None or self.money_day is not None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
     """Plain values out of the settings."""
 
@@ -35,6 +57,8 @@ class Rules:
     keep_days: int | None = None
     """Days after which a session that nobody used loses its text; None keeps it for ever."""
     command_power: Mapping[str, int] = field(default_factory=dict)
+    person_limits: Limits = Limits()
+    room_limits: Limits = Limits()
 
     @property
     def speaker(self) -> Speaker:

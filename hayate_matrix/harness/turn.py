@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from hayate_matrix.core.ids import ConversationId, EventId, SessionId
     from hayate_matrix.core.transcript import Element, ToolCall
     from hayate_matrix.harness.lanes import Work
+    from hayate_matrix.harness.limits import Limiter
     from hayate_matrix.harness.rules import Rules, Senses
     from hayate_matrix.runtime.contract import Runtime, Tool
     from hayate_matrix.store.database import Connection
@@ -85,6 +86,7 @@ class Turns:
         tools: Sequence[Tool],
         *,
         rules: Rules,
+        limiter: Limiter,
         senses: Senses,
         on_owed: Callable[[ConversationId], None],
     ) -> None:
@@ -93,6 +95,7 @@ class Turns:
         self._runtime = runtime
         self._tools = {tool.name: tool for tool in tools}
         self._rules = rules
+        self._limiter = limiter
         self._senses = senses
         self._on_owed = on_owed
         self._cache: OrderedDict[SessionId, list[Element]] = OrderedDict()
@@ -268,6 +271,8 @@ class Turns:
         """Add one step, if the turn is still this one's to run."""
         self._stores.tasks.check(connection, turn.task)
         self._stores.sessions.append(connection, turn.task.session_id, turn.task.id, element, self._clock.now())
+        if isinstance(element, Said):
+            self._limiter.note(connection, turn.task.conversation_id, turn.request.sender, element.usage, self._clock.now())
 
     def _end(self, connection: Connection, turn: _Turn, said: Said) -> list[Element]:
         """Write the last step and end the turn; where a person steered meanwhile, return that instead: the model has not seen it."""
@@ -279,6 +284,7 @@ class Turns:
         if (now - turn.begun_at).total_seconds() > _LONG_S:  # it was in use until now, not when it was asked
             self._stores.sessions.touch(connection, turn.task.conversation_id, turn.task.session_id, now)
         self._stores.sessions.append(connection, turn.task.session_id, turn.task.id, said, now)
+        self._limiter.note(connection, turn.task.conversation_id, turn.request.sender, said.usage, now)
         text = said.text.strip()
         owe_answer(self._stores, connection, turn.request, "reply" if text else "notice", text or _EMPTY, now, task_id=turn.task.id)
         self._acknowledge(connection, turn.request, "✅")

@@ -5,6 +5,7 @@ The request is read line by line; each line is an instruction, and what is no in
     echo TEXT           answers TEXT exactly, further lines included
     slow SECONDS TEXT   waits that long on the program's clock, then answers TEXT
     tool NAME ARGS      calls the tool NAME with the text ARGS; the answer is its result, or that of an `echo` line behind it
+    spend TOKENS TEXT   answers TEXT; each step reports so many tokens, at a millionth of the currency each
     fail TEXT           cannot answer: TEXT is the sentence for the room
     crash TEXT          breaks with an error that nobody foresaw
     history             answers with the number of requests in the transcript, this one included
@@ -22,7 +23,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from hayate_matrix.core.transcript import Note, Request, Result, Said, Steer, ToolCall
+from hayate_matrix.core.transcript import Note, Request, Result, Said, Steer, ToolCall, Usage
 from hayate_matrix.errors import TurnFailed
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 _SHOWN_CHARACTERS = 200
 _TAG = re.compile(r"(?<!\S)#(?=[A-Za-z])")
 _WHEN = re.compile(r"\s+(?:before|by|until|after|on|at|today|tomorrow|tonight|now|please)\b.*$", re.IGNORECASE | re.DOTALL)
+_SPEND = re.compile(r"^spend (\d{1,9})\b", re.MULTILINE)
 _CHECK = re.compile(r"check\s+(?=\S)", re.IGNORECASE)
 
 
@@ -57,10 +59,10 @@ class ScriptedRuntime:
         if len(results) < len(calls):
             name, arguments = calls[len(results)]
             call = ToolCall(id=f"{prompt.task_id}-{len(results)}", name=name, arguments=arguments)
-            return Said(text="", calls=(call,))
+            return Said(text="", calls=(call,), usage=_read_usage(request.text))
         answer = await self._answer(request, prompt, results)
         steered = "".join(f" (steered: {element.text})" for element in turn if isinstance(element, Steer))
-        return Said(text=f"{'Edited: ' if request.is_edit else ''}{answer}{steered}")
+        return Said(text=f"{'Edited: ' if request.is_edit else ''}{answer}{steered}", usage=_read_usage(request.text))
 
     async def compact(self, transcript: Sequence[Element]) -> tuple[Element, ...]:
         """Return a note of what was asked and the last exchange."""
@@ -89,6 +91,8 @@ class ScriptedRuntime:
                 seconds, _, words = rest.partition(" ")
                 await self._clock.sleep(_read_seconds(seconds))
                 return words or f"That took {seconds} seconds."
+            case "spend" if rest:
+                return rest.partition(" ")[2]
             case "fail":
                 raise TurnFailed(rest or "I can't answer that.")
             case "crash":
@@ -100,6 +104,11 @@ class ScriptedRuntime:
         if not text and request.file_name:
             return f"Noted: the file {_fold(request.file_name)}."
         return f"Noted: {_fold(text)}"
+
+
+def _read_usage(text: str) -> Usage | None:
+    found = _SPEND.search(text)
+    return Usage(tokens=int(found[1]), cost_micros=int(found[1])) if found is not None else None
 
 
 def _find_calls(text: str) -> list[tuple[str, str]]:

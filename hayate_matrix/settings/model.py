@@ -199,6 +199,33 @@ class Sessions(Section):
     )
 
 
+class Limits(Section):
+    """How much may be asked of the bot; a limit that is unset is none."""
+
+    person_queue: int | None = Field(
+        None, ge=1, le=100_000, description="Requests of one person, over all rooms, that are queued or running at a time."
+    )
+    person_requests_hour: int | None = Field(None, ge=1, le=1_000_000, description="Requests of one person in an hour of the UTC clock.")
+    person_tokens_day: int | None = Field(
+        None, ge=1, le=10**15, description="Tokens that one person's requests use on a day of the UTC clock."
+    )
+    person_money_day: float | None = Field(
+        None,
+        gt=0,
+        le=10**6,
+        description="Money that one person's requests cost on a day of the UTC clock, in the currency in which the runtime reports.",
+    )
+    room_queue: int | None = Field(None, ge=1, le=100_000, description="Requests of one room that are queued or running at a time.")
+    room_requests_hour: int | None = Field(None, ge=1, le=1_000_000, description="Requests of one room in an hour of the UTC clock.")
+    room_tokens_day: int | None = Field(None, ge=1, le=10**15, description="Tokens that one room's requests use on a day of the UTC clock.")
+    room_money_day: float | None = Field(
+        None,
+        gt=0,
+        le=10**6,
+        description="Money that one room's requests cost on a day of the UTC clock, in the currency in which the runtime reports.",
+    )
+
+
 class Store(Section):
     """Where the harness keeps what it knows."""
 
@@ -251,6 +278,7 @@ class Settings(BaseSettings):
     matrix: Matrix = Matrix()
     harness: Harness = Harness()
     sessions: Sessions = Sessions()
+    limits: Limits = Limits()
     store: Store = Store()
     runtime: Runtime = Runtime()
     log: Log = Log()

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 MASK = "********"
 
+_MONEY = "a number above 0 and at most 1000000, such as 2.5"
 _ALLOWED = {
     "matrix.homeserver": "an address like https://matrix.example.org, with a port if it needs one",
     "matrix.user": "a whole user id (@bot:example.org)",
@@ -29,6 +30,8 @@ _ALLOWED = {
     "matrix.ignore": f"a list; each item is {allowlist.PATTERN_FORMS}",
     "matrix.room_triggers": "a table of rooms, each with mention, thread or always; as a text room=trigger, separated by commas",
     "commands.power": "a table of commands, each with a number from -100 to 100; as a text command=number, separated by commas",
+    "limits.person_money_day": _MONEY,
+    "limits.room_money_day": _MONEY,
     "store.url": "sqlite:////var/lib/hayate/hayate.db or postgresql://user@host/name",
 }
 """Words for settings whose type alone says too little."""

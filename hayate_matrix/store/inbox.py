@@ -50,6 +50,11 @@ _LIST_OPEN = _OPEN.where(HAS_WORK).order_by(inbox.c.seq + 0)
 """Without `+ 0` SQLite walks the whole table in this order, in place of the few rows that have work."""
 _LIST_OPEN_OF = _OPEN.where(HAS_WORK, _IN_CONVERSATION).order_by(inbox.c.seq)
 _ASK_WORK = sa.select(inbox.c.seq).where(_IN_CONVERSATION, HAS_WORK).limit(1)
+_COUNT_WAITING = sa.select(sa.func.count()).select_from(inbox).where(HAS_WORK, inbox.c.kind == "request")
+_COUNT_WAITING_OF = {
+    "person": _COUNT_WAITING.where(inbox.c.sender == sa.bindparam("subject")),
+    "room": _COUNT_WAITING.where(inbox.c.conversation_id == sa.bindparam("subject")),
+}
 _ASK_THREAD = sa.select(inbox.c.seq).where(_IN_CONVERSATION, inbox.c.focus == sa.bindparam("thread"), inbox.c.kind == "request").limit(1)
 _ASK_ROOT = sa.select(inbox.c.seq).where(_IN_CONVERSATION, inbox.c.event_id == sa.bindparam("thread"), inbox.c.kind == "request")
 _REPLACE = (
@@ -159,6 +164,10 @@ class Inbox:
     def has_work(self, connection: Connection, conversation_id: ConversationId) -> bool:
         """Tell whether a request or command of the conversation is queued or running."""
         return connection.execute(_ASK_WORK, {"conversation_id": conversation_id}).first() is not None
+
+    def count_waiting(self, connection: Connection, whose: Literal["person", "room"], subject: str) -> int:
+        """Return how many requests of a person in any room, or of a conversation, are queued or running."""
+        return int(connection.scalar(_COUNT_WAITING_OF[whose], {"subject": subject}) or 0)
 
     def is_addressed(self, connection: Connection, conversation_id: ConversationId, thread: EventId) -> bool:
         """Tell whether the bot was asked something in this thread, or by the message that the thread hangs on."""

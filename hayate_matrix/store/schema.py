@@ -183,6 +183,28 @@ tags = sa.Table(
 )
 sa.Index("tags_entry", tags.c.entry_id, tags.c.tag, unique=True)
 
+spending = sa.Table(
+    "spending",
+    metadata,
+    sa.Column("subject", sa.Text, primary_key=True),
+    sa.Column("hour", sa.BigInteger, primary_key=True),
+    sa.Column("turns", sa.Integer, nullable=False),
+    sa.Column("tokens", sa.BigInteger, nullable=False),
+    sa.Column("cost_micros", sa.BigInteger, nullable=False),
+    sqlite_with_rowid=False,
+)
+sa.Index("spending_hour", spending.c.hour)
+
+refusals = sa.Table(
+    "refusals",
+    metadata,
+    sa.Column("hour", sa.BigInteger, primary_key=True),
+    sa.Column("conversation_id", sa.Text, sa.ForeignKey("conversations.id"), primary_key=True),
+    sa.Column("sender", sa.Text, primary_key=True),
+    sa.Column("limit_name", sa.Text, primary_key=True),
+    sqlite_with_rowid=False,
+)
+
 
 @functools.cache
 def _make_move(table: Table, names: tuple[str, ...]) -> sa.Update:

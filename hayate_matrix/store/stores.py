@@ -10,6 +10,7 @@ from hayate_matrix.store.inbox import Inbox
 from hayate_matrix.store.outbox import Outbox
 from hayate_matrix.store.schema import KEY_ID, READ_KEY_ID, entries, inbox, meta, outbox, sessions
 from hayate_matrix.store.sessions import Sessions
+from hayate_matrix.store.spending import Spending
 from hayate_matrix.store.tags import Tags
 from hayate_matrix.store.tasks import Tasks
 
@@ -38,6 +39,7 @@ class Stores:
         self.tasks = Tasks()
         self.outbox = Outbox(sealer)
         self.tags = Tags()
+        self.spending = Spending()
 
 
 def reseal(connection: Connection, old: Sealer, new: Sealer) -> int:

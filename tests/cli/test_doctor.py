@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from hayate_matrix.store.locks import Ownership
+    from hayate_matrix.store.database.locks import Ownership
     from tests.cli.conftest import Call
     from tests.support.fabricated import FabricatedHomeserver
 

@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 
 from hayate_matrix.errors import HomeBusyError
-from hayate_matrix.store.locks import is_owned, own
+from hayate_matrix.store.database.locks import is_owned, own
 
 ROOT = Path(__file__).parents[2]
 RACER = """
 import sys
 from pathlib import Path
 from hayate_matrix.errors import HomeBusyError
-from hayate_matrix.store.locks import own
+from hayate_matrix.store.database.locks import own
 
 print("ready", flush=True)
 sys.stdin.readline()

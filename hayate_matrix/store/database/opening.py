@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from hayate_matrix.core.clock import Clock
 
-SCHEMA_REVISION = "0002"
+SCHEMA_REVISION = "0003"
 """The newest migration; a database with a higher number belongs to a newer program."""
 MIGRATIONS = Path(__file__).parent / "migrations"
 

@@ -3,7 +3,7 @@
 Promise: of any number of processes that ask, exactly one owns; what a killed owner held is free at once; a loser can say who holds it.
 How: an exclusive SQLite transaction in a lock database of its own, held open for life. The kernel drops the lock with the process, so no
      process id is ever trusted. The owner writes its id and start into a side file that is for people only.
-Not here: PostgreSQL's advisory lock for an account (`database`).
+Not here: PostgreSQL's advisory lock for an account (`writer`).
 """
 
 from __future__ import annotations
