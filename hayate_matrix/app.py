@@ -184,7 +184,7 @@ class App:
         harness = Harness(
             database, sealer, clock=self._clock, runtime=ScriptedRuntime(self._clock), gateway=edge.gateway, rules=rules, senses=senses
         )
-        edge.on_reopened = harness.release
+        edge.set_on_reopened(harness.release)
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.stop)

@@ -155,7 +155,7 @@ async def test_room_where_something_is_held_is_told_when_it_looks_open(
         with pytest.raises(DeliveryHeld):
             await world.edge.gateway.deliver(world.delivery(room.room_id))
 
-    world.edge.on_reopened = note
+    world.edge.set_on_reopened(note)
     levels = {"users": {alice.user_id: 100}, "users_default": 0}
     if why == "muted":
         room.has(alice.user_id, "m.room.power_levels", {**levels, "events_default": 50}, state_key="")

@@ -149,13 +149,14 @@ class _Trap:
 
 def arm(crash: Crash) -> None:
     """Put the kill in place, below our code's own calls: a commit's in the thread that commits."""
-    from hayate_matrix.matrix import client, send  # noqa: PLC0415
+    from hayate_matrix.matrix import send  # noqa: PLC0415
+    from hayate_matrix.matrix.client import workers  # noqa: PLC0415
     from hayate_matrix.matrix.http import Http  # noqa: PLC0415  the list of steps is read without the program
     from hayate_matrix.matrix.keystore import KeyStore  # noqa: PLC0415
     from hayate_matrix.matrix.sync.apply import Applier  # noqa: PLC0415
     from hayate_matrix.store.database import Database  # noqa: PLC0415
 
-    client._CHORES_S = 1.0  # the hourly and minutely work comes within the test
+    workers._CHORES_S = 1.0  # the hourly and minutely work comes within the test
     if crash.also == "sends are old":
         send.TRUSTED_TXN_MS = -1
     elif crash.also:

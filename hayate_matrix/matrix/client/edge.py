@@ -1,8 +1,7 @@
-"""The edge: its parts wired, its workers started and stopped, its facts handed on.
+"""The edge as the rest of the program sees it: opened, started, asked, stopped.
 
 Promise: what a sync brought is handed to the harness exactly as often as it takes to be durable there, in the order of the rooms.
-How: one loop receives, small workers follow it (facts, keys, gaps, invites), each woken by what an answer calls for and each resting
-on rows, so that a worker that was cut off begins again where it was.
+How: the parts are wired here, the account and the device's keys put in order, and then the workers receive (`workers`).
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ from urllib.parse import quote
 
 from hayate_matrix.errors import HayateError, MatrixError, StopError, WaitError
 from hayate_matrix.log import get_logger
+from hayate_matrix.matrix.client.workers import Parts, Workers
 from hayate_matrix.matrix.http import room_path
 from hayate_matrix.matrix.keys.devices import DeviceLists
 from hayate_matrix.matrix.keys.identity import OwnIdentity
@@ -22,14 +22,13 @@ from hayate_matrix.matrix.keys.late import LateKeys
 from hayate_matrix.matrix.keys.sharing import RoomKeySharing
 from hayate_matrix.matrix.keys.upload import KeyUploads
 from hayate_matrix.matrix.machine import Machine
-from hayate_matrix.matrix.membership import Memberships
 from hayate_matrix.matrix.rooms import Rooms
+from hayate_matrix.matrix.rooms.membership import Memberships
 from hayate_matrix.matrix.send import Sender
 from hayate_matrix.matrix.sync.apply import Applier
 from hayate_matrix.matrix.sync.gaps import GapFiller
 from hayate_matrix.matrix.sync.loop import SyncLoop
-from hayate_matrix.matrix.sync.timeline import Applied, Timeline
-from hayate_matrix.matrix.sync.watchdog import watch_sync
+from hayate_matrix.matrix.sync.timeline import Timeline
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -43,11 +42,6 @@ if TYPE_CHECKING:
     from hayate_matrix.matrix.keystore import KeyStore
 
 _log = get_logger(__name__)
-
-_HANDED_AT_ONCE = 500
-"""Facts handed to the harness in one step: one commit there, one here."""
-_CHORES_S = 60.0
-"""Pause between rounds of what nobody waits for: debts of room keys, overdue gaps, joins to be retried."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,19 +69,8 @@ class Edge:
         self._clock = clock
         self._options = options
         self._may_take = may_take
-        self._tasks: list[asyncio.Task[None]] = []
-        self._has_facts = asyncio.Event()
-        self._has_gaps = asyncio.Event()
-        self._has_invites = asyncio.Event()
-        self._keys_wanted = asyncio.Event()
         self._login_lock = asyncio.Lock()
-        self._key_count: int | None = None
-        self._has_unused_fallback: bool | None = None
-        self._new_room_keys: set[str] = set()
-        self._senders: set[str] = set()
-        self._fault: asyncio.Future[None] | None = None
-        self.on_reopened: Callable[[RoomId], Awaitable[None]] | None = None
-        """Told of a room where something is held and that looks open again."""
+        self._workers = Workers(keystore, clock, is_encryption_on=options.is_encryption_on)
         self.is_cross_signed: bool | None = None
         self.display_names: tuple[str, ...] = ()
         """What people call the bot, as its profile says; from the last run until the homeserver has answered."""
@@ -105,6 +88,10 @@ class Edge:
     def device_id(self) -> DeviceId:
         """The bot's device."""
         return self._account.credentials.device_id
+
+    def set_on_reopened(self, tell: Callable[[RoomId], Awaitable[None]]) -> None:
+        """Have `tell` called with a room where something is held and that looks open again."""
+        self._workers.on_reopened = tell
 
     @property
     def gateway(self) -> Gateway:
@@ -134,7 +121,7 @@ class Edge:
             self._clock,
             backlog_age_ms=self._options.backlog_age_s * 1000,
             own_user_id=credentials.user_id,
-            on_applied=self._follow,
+            on_applied=self._workers.follow,
             may_take=self._may_take,
         )
         self._gaps = GapFiller(
@@ -156,7 +143,6 @@ class Edge:
         Raises:
             StopError: the account, its device or its identity can't be used.
         """
-        self._fault = asyncio.get_running_loop().create_future()
         await self._account.check()
         if self._options.is_encryption_on:
             await self._prepare_keys()
@@ -164,36 +150,26 @@ class Edge:
         await self._learn_name()
         if await self._was_rolled_back():
             self.sync.rebase()
-        # A crash may have come after a key or a device list was kept and before the messages that waited for it were looked at again.
-        self._new_room_keys |= await self._keystore.read(self._keystore.spool.list_unread_keys)
-        self._senders |= await self._keystore.read(self._keystore.spool.list_unread_senders)
-        self._has_facts.set()
-        self._has_gaps.set()
-        self._has_invites.set()
-        self._keys_wanted.set()
-        workers: tuple[tuple[str, Callable[[], Awaitable[None]]], ...] = (
-            ("facts", lambda: self._hand_facts(sink)),
-            ("keys", self._tend_keys),
-            ("gaps", self._fill_gaps),
-            ("invites", self._tend_memberships),
-            ("chores", self._do_chores),
-            ("sync", lambda: watch_sync(self.sync, self._http, self._clock)),
+        parts = Parts(
+            sync=self.sync,
+            http=self._http,
+            sender=self._sender,
+            gaps=self._gaps,
+            memberships=self._memberships,
+            uploads=self._uploads,
+            devices=self._devices,
+            sharing=self._sharing,
+            late=self._late,
         )
-        self._tasks = [asyncio.create_task(self._guard(name, work), name=f"edge.{name}") for name, work in workers]
+        await self._workers.begin(parts, sink, learn_name=self._learn_name)
 
     async def watch(self) -> None:
         """Return never; raise what ends the edge."""
-        if self._fault is not None:
-            await self._fault
+        await self._workers.watch()
 
     async def stop(self) -> None:
         """Stop receiving and close the store; what is under way is finished at its last commit."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._tasks = []
-        if self._fault is not None and not self._fault.cancel() and not self._fault.cancelled():
-            self._fault.exception()  # told through `watch` to whoever still watches; asyncio need not complain that nobody did
+        await self._workers.stop()
         await self._http.close()
         await self._keystore.close()
 
@@ -271,119 +247,9 @@ class Edge:
             try:
                 await self._account.recover(error)
             except StopError as stop:
-                self._fail(stop)
+                self._workers.fail(stop)
                 return False
             return True
-
-    # -- workers -------------------------------------------------------------------------------------------------------------
-
-    async def _guard(self, name: str, work: Callable[[], Awaitable[None]]) -> None:
-        try:
-            await work()
-        except asyncio.CancelledError:
-            raise
-        except BaseException as error:  # noqa: BLE001 - a worker that dies in silence is a bot that hangs
-            _log.error("a worker of the edge failed", worker=name, error=f"{type(error).__name__}: {error}", exc_info=True)
-            self._fail(error)
-
-    def _fail(self, error: BaseException) -> None:
-        if self._fault is not None and not self._fault.done():
-            self._fault.set_exception(error)
-
-    async def _follow(self, applied: Applied) -> None:
-        if applied.key_count is not None:
-            self._key_count = applied.key_count
-        if applied.has_unused_fallback is not None:
-            self._has_unused_fallback = applied.has_unused_fallback
-        self._sender.forget_decisions()
-        self._new_room_keys |= applied.new_room_keys
-        self._senders |= applied.senders_to_query
-        is_low = self._uploads.is_low(applied.key_count, has_unused_fallback=applied.has_unused_fallback)
-        if is_low or applied.new_room_keys or applied.senders_to_query or applied.has_outdated_lists:
-            self._keys_wanted.set()
-        wanted = ((applied.facts, self._has_facts), (applied.has_gaps, self._has_gaps), (applied.has_invites, self._has_invites))
-        for is_wanted, event in wanted:
-            if is_wanted:
-                event.set()
-        await self._release_held()
-
-    async def _hand_facts(self, sink: FactSink) -> None:
-        while True:
-            await self._has_facts.wait()
-            self._has_facts.clear()
-            while ready := await self._keystore.read(partial(self._keystore.spool.list_ready, _HANDED_AT_ONCE, self._sender.note_denied)):
-                await sink.accept([row.fact for row in ready])
-                if self._keystore.spool.note_handed(ready) >= _HANDED_AT_ONCE:
-                    await self._keystore.transaction("edge.handed", self._keystore.spool.sweep)
-                if len(ready) < _HANDED_AT_ONCE:
-                    break  # what came meanwhile has set the event again
-
-    async def _tend_keys(self) -> None:
-        if not self._options.is_encryption_on:
-            return
-        while True:
-            await self._keys_wanted.wait()
-            self._keys_wanted.clear()
-            keys, self._new_room_keys = self._new_room_keys, set()
-            senders, self._senders = self._senders, set()
-            if keys:
-                await self._follow_late(await self._late.retry_keys(keys))
-            await self._refill_keys()
-            answered = await self._devices.refresh(only_due=True)
-            unread = await self._keystore.read(self._keystore.spool.list_unread_senders)
-            outdated = {user for user, _ in await self._keystore.read(self._keystore.trust.list_outdated)}
-            # An unknown device is foreign only where its owner's list is known to be fresh: who could not be asked for is looked at later.
-            self._senders |= senders & outdated
-            if waiting := (answered | senders) & unread - outdated:
-                await self._follow_late(await self._late.retry_senders(waiting))
-
-    async def _refill_keys(self) -> None:
-        count, fallback = self._key_count, self._has_unused_fallback
-        if await self._keystore.read(lambda: self._uploads.needs(count, has_unused_fallback=fallback)):
-            # What the server said is used up: the next sync says what there is then.
-            self._key_count = self._has_unused_fallback = None
-            await self._uploads.refill(count, has_unused_fallback=fallback)
-
-    async def _follow_late(self, applied: Applied) -> None:
-        if applied.facts:
-            self._has_facts.set()
-
-    async def _fill_gaps(self) -> None:
-        while True:
-            await self._has_gaps.wait()
-            self._has_gaps.clear()
-            await self._gaps.fill_all()
-            self._has_facts.set()
-
-    async def _tend_memberships(self) -> None:
-        while True:
-            await self._has_invites.wait()
-            self._has_invites.clear()
-            await self._memberships.tend()
-
-    async def _do_chores(self) -> None:
-        while True:
-            await self._clock.sleep(_CHORES_S)
-            await self._memberships.resolve_aliases()
-            await self._learn_name()
-            self._has_invites.set()
-            if await self._gaps.free_overdue():
-                self._has_facts.set()
-            if self._options.is_encryption_on:
-                await self._sharing.settle_debts()
-            await self._keystore.transaction("edge.chores", self._clean_up)
-            await self._release_held()
-
-    def _clean_up(self) -> None:
-        self._sender.drop_settled()
-        self._keystore.spool.sweep()
-
-    async def _release_held(self) -> None:
-        """Let the harness try again what was held for rooms that look open: unmuted, allowed or joined again."""
-        if self.on_reopened is not None:
-            for room_id in await self._sender.take_reopened():
-                await self.on_reopened(room_id)
-                self._has_facts.set()
 
     def _count(self) -> dict[str, int]:
         spool = self._keystore.spool
