@@ -84,7 +84,8 @@ class World:
         clock = SystemClock()
         self.database = _Counting(open_database(url, key_id=sealer.key_id)._engine, clock)
         self.gateway = _Gateway()
-        rules = Rules(policy=Policy(own_user_id=_BOT), loop_breaker=1_000_000)
+        # A turn here never waits for a model, so as many run as there are conversations.
+        rules = Rules(policy=Policy(own_user_id=_BOT), loop_breaker=1_000_000, parallel_turns=TOGETHER)
         self.harness = Harness(self.database, sealer, clock=clock, runtime=ScriptedRuntime(clock), gateway=self.gateway, rules=rules)
         self.stores = Stores(self.database, sealer)
         self.conversations: dict[RoomId, ConversationId] = {}

@@ -9,6 +9,7 @@ Contract: statements are built once and kept, as `schema` says.
 
 from __future__ import annotations
 
+import functools
 import operator
 from typing import TYPE_CHECKING, Any
 
@@ -17,11 +18,15 @@ from sqlalchemy.engine.result import IteratorResult, SimpleResultMetaData
 from sqlalchemy.engine.row import Row
 from sqlalchemy.sql.compiler import SQLCompiler
 
+from hayate_matrix.store.database.drivers import find_driver
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from sqlalchemy.engine.interfaces import Dialect
     from sqlalchemy.sql.base import Executable
+
+    from hayate_matrix.store.database.drivers import Driver
 
 _MOST_KEPT = 500
 """More statements than the code has: something builds them anew, and all are forgotten before they fill the memory."""
@@ -120,8 +125,14 @@ class _Prepared:
 class SwiftConnection(sa.Connection):
     """SQLAlchemy's connection with a short way for what was executed before."""
 
-    _ready: dict[tuple[int, tuple[str, ...]], _Prepared]
-    _driver: Any = None
+    @functools.cached_property
+    def driver(self) -> Driver:
+        """What speaks to the database below SQLAlchemy."""
+        return find_driver(self)
+
+    @functools.cached_property
+    def _ready(self) -> dict[tuple[int, tuple[str, ...]], _Prepared]:
+        return {}
 
     def execute(self, statement: Any, parameters: Any = None, *, execution_options: Any = None) -> Any:
         """Execute a statement and return its result."""
@@ -133,7 +144,7 @@ class SwiftConnection(sa.Connection):
         if prepared is None:
             return super().execute(statement, parameters, execution_options=execution_options)
         try:
-            cursor = self._driver.execute(prepared.text, prepared.fill(parameters or {}))
+            cursor = self.driver.execute(prepared.text, prepared.fill(parameters or {}))
             if prepared.metadata is None:
                 return Change(cursor.rowcount, (cursor.lastrowid,) if prepared.is_numbered else None)
             rows = cursor.fetchall()
@@ -150,8 +161,6 @@ class SwiftConnection(sa.Connection):
         return self.execute(statement, parameters, execution_options=execution_options).scalars()
 
     def _prepare(self, statement: Any, parameters: dict[str, Any]) -> _Prepared | None:
-        if self._driver is None:
-            self._driver, self._ready = self.connection.driver_connection, {}
         names = tuple(parameters)
         prepared = self._ready.get((id(statement), names))
         if prepared is None:
@@ -171,6 +180,6 @@ class SwiftConnection(sa.Connection):
             error,
             dialect.loaded_dbapi.Error,
             hide_parameters=True,
-            connection_invalidated=dialect.is_disconnect(error, self._driver, None),  # type: ignore[arg-type]
+            connection_invalidated=dialect.is_disconnect(error, self.connection.driver_connection, None),  # type: ignore[arg-type]
             dialect=dialect,
         )

@@ -4,14 +4,14 @@ Promise: each transaction is whole or nothing, by itself; when its caller goes o
 How: transactions that wait at the same moment share one commit, which costs as much for many as for one: they run one behind the other
      in one transaction of the database, each in a savepoint of its own. One that fails goes back to its savepoint, and only its caller
      hears of it; what loses the database's transaction (a full disk, a cut connection, a commit that fails) is told to all of them.
-     Nothing here is awaited, and SQLAlchemy begins a transaction of its own once and never ends it: the driver begins and commits.
+     Nothing here is awaited.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar, cast
 
 import sqlalchemy
 from sqlalchemy import text
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from hayate_matrix.core.clock import Clock
     from hayate_matrix.store.database.calls import Call
+    from hayate_matrix.store.database.drivers import Driver
 
 T = TypeVar("T")
 Connection = sqlalchemy.Connection
@@ -52,8 +53,8 @@ class Database:
         """`sqlite` or `postgresql`."""
         self._writing = CallThread("store-writer", self._write, lambda: self._close("_writer"))
         self._reading = CallThread("store-reader", self._look, lambda: self._close("_reader"))
-        self._writer: Connection | None = None
-        self._reader: Connection | None = None
+        self._writer: SwiftConnection | None = None
+        self._reader: SwiftConnection | None = None
         self._is_lost = False
 
     async def transaction(self, name: str, work: Callable[[Connection], T]) -> T:
@@ -97,7 +98,14 @@ class Database:
         connection: Connection | None = getattr(self, name)
         if connection is not None:
             setattr(self, name, None)
-            connection.close()
+            with contextlib.suppress(sqlalchemy.exc.DBAPIError):  # a connection that is gone
+                connection.close()
+
+    def _connect(self) -> SwiftConnection:
+        connection = SwiftConnection(self._engine)
+        connection.execution_options(**{BEGUN_BY_DRIVER: True})
+        connection.begin()
+        return connection
 
     def _write(self, first: Call, take: Callable[[], Call | None]) -> list[Call]:
         """Run `first`, and what waits behind it, in one transaction of the database; return them all with what became of each."""
@@ -105,27 +113,29 @@ class Database:
             first.error = StoreError(f"The step {first.name} was not taken: the connection to the database was lost.", remedy=RECONNECT)
             return [first]
         together = [first]
-        driver: Any = None
+        driver: Driver | None = None
         try:
             if self._writer is None:
                 self._writer = self._connect()
-            driver = self._writer.connection.driver_connection
-            self._begin(driver, "BEGIN IMMEDIATE")
-            if not self._run_alone(driver, first):
-                self._roll_back(driver)
+            driver = self._writer.driver
+            driver.begin(is_reading=False)
+            if not self._run_one(driver, first):
+                driver.roll_back()
                 return together
             until = self._clock.monotonic() + _LONGEST_S if self._clock is not None else 0.0
             while (
                 len(together) < _MOST_TOGETHER and (self._clock is None or self._clock.monotonic() < until) and (call := take()) is not None
             ):
                 together.append(call)
-                self._run_among_others(driver, call)
+                driver.save()
+                if not self._run_one(driver, call):
+                    driver.undo()
             self._commit(driver)
         except Exception as error:  # noqa: BLE001 - every caller hears of it
             self._lose(driver, together, error)
         return together
 
-    def _run_alone(self, driver: Any, call: Call) -> bool:
+    def _run_one(self, driver: Driver, call: Call) -> bool:
         """Run one call; False where it failed by itself, and what it did must be undone."""
         try:
             call.result = self._run(call.name, call.work)
@@ -134,55 +144,25 @@ class Database:
                 raise
             call.error = error
             return False
-        if not self._is_sound(driver):
+        if not driver.is_sound:
             call.error = RuntimeError(f"The step {call.name} went on after an error of the database.")
             return False
         return True
-
-    def _run_among_others(self, driver: Any, call: Call) -> None:
-        driver.execute("SAVEPOINT together")
-        if not self._run_alone(driver, call):
-            driver.execute("ROLLBACK TO SAVEPOINT together")
-        driver.execute("RELEASE SAVEPOINT together")
-
-    def _is_sound(self, driver: Any) -> bool:
-        """Tell whether the transaction can be committed: an error that the work caught may have ended it."""
-        if self.dialect == "sqlite":
-            return bool(driver.in_transaction)
-        return bool(driver.info.transaction_status.name != "INERROR")
 
     def _run(self, _name: str, work: Callable[[Connection], T]) -> T:
         """Run one transaction's work; whether it is durable is decided later."""
         return work(cast("Connection", self._writer))
 
-    def _connect(self, **options: Any) -> Connection:
-        connection = SwiftConnection(self._engine).execution_options(**{BEGUN_BY_DRIVER: True}, **options)
-        connection.begin()
-        return connection
+    def _commit(self, driver: Driver) -> None:
+        driver.commit()
 
-    def _begin(self, driver: Any, statement: str) -> None:
-        if self.dialect == "sqlite":  # psycopg begins by itself
-            driver.execute(statement)
-
-    def _commit(self, driver: Any) -> None:
-        if self.dialect == "sqlite":
-            # Of a transaction that SQLite gave up this fails, where the driver's own call would be content.
-            driver.execute("COMMIT")
-        else:
-            driver.commit()
-
-    def _roll_back(self, driver: Any) -> None:
-        if self.dialect != "sqlite":
-            driver.rollback()
-        elif driver.in_transaction:
-            driver.execute("ROLLBACK")
-
-    def _lose(self, driver: Any, together: list[Call], error: Exception) -> None:
+    def _lose(self, driver: Driver | None, together: list[Call], error: Exception) -> None:
         """Roll the database's transaction back and say so to everybody in it."""
         with contextlib.suppress(Exception):  # a connection that is gone
-            self._roll_back(driver)
+            if driver is not None:
+                driver.roll_back()
         # SQLAlchemy would connect again by itself, without the account's lock.
-        self._is_lost = getattr(error, "connection_invalidated", False) or bool(getattr(driver, "closed", False))
+        self._is_lost = getattr(error, "connection_invalidated", False) or (driver is not None and driver.is_gone)
         for call in together:
             fault = find_fault(error, f"The step {call.name}")
             if fault is None:
@@ -194,17 +174,15 @@ class Database:
         """Run one read; it never shares the state that an earlier one sees, which its caller's own commit may be missing from."""
         try:
             if self._reader is None:
-                self._reader = self._connect(
-                    **({"isolation_level": "REPEATABLE READ", "postgresql_readonly": True} if self.dialect == "postgresql" else {})
-                )
+                self._reader = self._connect()
                 if self.dialect == "sqlite":
                     self._reader.exec_driver_sql("PRAGMA query_only = ON")
-            driver: Any = self._reader.connection.driver_connection
-            self._begin(driver, "BEGIN")
+            driver = self._reader.driver
+            driver.begin(is_reading=True)
             try:
                 call.result = call.work(self._reader)
             finally:
-                self._roll_back(driver)
+                driver.roll_back()
         except BaseException as error:  # noqa: BLE001 - the caller hears of it
             call.error = find_fault(error, call.name) or error
         return [call]
