@@ -27,6 +27,8 @@ PAGE_SIZE = 10
 TITLE_CHARACTERS = 90
 """Of an opening message that serves as a title, and the longest name (SES-1)."""
 
+_ID_CHARACTERS = 36
+"""Of a UUID with its hyphens."""
 _FIELD = "entries.content"
 _NAME = "sessions.name"
 
@@ -46,13 +48,21 @@ _USE_ACTIVE = (
     .returning(sessions.c.id)
 )
 _FIND_ACTIVE = sa.select(sessions).where(*_ACTIVE)
-_FIND_PREFIX = (
+_FIND_PART = (
     sa.select(sessions)
-    .where(_OF_CONVERSATION, sa.func.substr(sessions.c.id, 1, sa.bindparam("length", type_=sa.Integer)) == sa.bindparam("prefix"))
+    .where(
+        _OF_CONVERSATION,
+        (sa.func.substr(sessions.c.id, 1, sa.bindparam("length", type_=sa.Integer)) == sa.bindparam("part"))
+        | (sa.func.substr(sessions.c.id, _ID_CHARACTERS + 1 - sa.bindparam("length", type_=sa.Integer)) == sa.bindparam("part")),
+    )
     .order_by(sa.case((_IS_KEPT, 0), else_=1))
     .limit(2)
 )
-_TOUCH = sa.update(sessions).where(sessions.c.id == sa.bindparam("_id")).values(used_at_ms=sa.bindparam("now_ms"), touched=_NEXT_TOUCH)
+_TOUCH = (
+    sa.update(sessions)
+    .where(sessions.c.id == sa.bindparam("_id"), _OF_CONVERSATION)
+    .values(used_at_ms=sa.bindparam("now_ms"), touched=_NEXT_TOUCH)
+)
 _RENAME = sa.update(sessions).where(sessions.c.id == sa.bindparam("_id")).values(name=sa.bindparam("name"))
 _OPEN = sa.insert(sessions).values(touched=_NEXT_TOUCH)
 _MESSAGES = (
@@ -172,7 +182,7 @@ class Sessions:
         self.touch(connection, session.conversation_id, session.id, now)
 
     def touch(self, connection: Connection, conversation_id: ConversationId, session_id: SessionId, now: datetime) -> None:
-        """Mark a session as used."""
+        """Mark a session of this conversation as used."""
         connection.execute(_TOUCH, {"_id": session_id, "_conversation_id": conversation_id, "now_ms": _to_ms(now)})
 
     def move(self, connection: Connection, session: Session, to: SessionState) -> None:
@@ -188,13 +198,13 @@ class Sessions:
         row = connection.execute(_FIND_ACTIVE, {"_conversation_id": conversation_id, "_focus": focus}).one_or_none()
         return None if row is None else self._read_session(row)
 
-    def find(self, connection: Connection, conversation_id: ConversationId, prefix: str) -> list[Session]:
-        """Return sessions of a conversation whose ids begin with `prefix`: at most two, removed ones last.
+    def find(self, connection: Connection, conversation_id: ConversationId, part: str) -> list[Session]:
+        """Return sessions of a conversation whose ids begin or end with `part`: at most two, removed ones last.
 
         Those of other conversations are none.
         """
-        wanted = {"_conversation_id": conversation_id, "prefix": prefix, "length": len(prefix)}
-        return [self._read_session(row) for row in connection.execute(_FIND_PREFIX, wanted)]
+        wanted = {"_conversation_id": conversation_id, "part": part, "length": len(part)}
+        return [self._read_session(row) for row in connection.execute(_FIND_PART, wanted)]
 
     def list_page(self, connection: Connection, conversation_id: ConversationId, number: int) -> tuple[list[Listed], int]:
         """Return a page (from 1) of a conversation's sessions, the last used first, and the number of the last page."""
