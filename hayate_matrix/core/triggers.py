@@ -21,8 +21,11 @@ _LEADING_PILL = re.compile(
 _PILL_CHARACTERS = 1000
 """How much of a formatted body is looked at for a leading pill: two ids of 255 bytes fit, percent-encoded, and no text costs time."""
 
-QUICK_S = 10.0
-"""An answer to the bot within this time counts as quick (IN-9); a person who goes on slower is never taken for a program."""
+_READING_S = 1.0
+_TYPED_A_SECOND = 15
+"""Characters: half as much again as somebody types at 120 words a minute."""
+_SLOWEST_S = 10.0
+"""What comes later than this after the bot's message is no quick exchange, however long it is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,9 +83,12 @@ def strip_mention(body: str, formatted_body: str | None, speaker: Speaker) -> st
     return text[length:].lstrip(" \t:,").lstrip() if length else text
 
 
-def is_quick_exchange(received_at_ms: int, answered_at_ms: int | None) -> bool:
-    """Tell whether a message follows the bot's last answer so quickly that a program may have sent it."""
-    return answered_at_ms is not None and 0 <= received_at_ms - answered_at_ms <= QUICK_S * 1000
+def is_quick_exchange(text: str, received_at_ms: int, answered_at_ms: int | None) -> bool:
+    """Tell whether a message follows the bot's last one sooner than a person could have read that and typed this (IN-9)."""
+    if answered_at_ms is None:
+        return False
+    typing_s = min(_READING_S + len(text) / _TYPED_A_SECOND, _SLOWEST_S)
+    return 0 <= received_at_ms - answered_at_ms < typing_s * 1000
 
 
 def _measure_mention(body: str, speaker: Speaker) -> int:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from hayate_matrix.core.facts import AnyFact
-    from hayate_matrix.core.ids import ConversationId, RoomId, SessionId, UserId
+    from hayate_matrix.core.ids import ConversationId, RoomId, SessionId
     from hayate_matrix.harness.limits import Limiter
     from hayate_matrix.harness.rules import Rules
     from hayate_matrix.store.conversations import Conversation
@@ -40,7 +40,11 @@ _SKIPPED = {
     "gap": "I skipped {count} earlier messages of this room: more came at once than I fetch. Please repeat what still matters.",
     "age": "While I was away {count} messages came that are too old to be answered now. Please repeat what still matters.",
 }
-_LOOP = "We answer each other very quickly, so I stop here for a moment. A message by somebody else, or a short pause, lets me go on."
+_BEHIND = "That comes right after the answer that I am working on. `!stop` ends it."
+_LOOP = (
+    "We answer each other faster than people type, so I leave this message unanswered, and those that follow as fast. "
+    "A pause of ten seconds, or a message by somebody else, lets me go on: please send it again then."
+)
 
 
 @dataclass(slots=True)
@@ -65,6 +69,8 @@ def _clean(text: str) -> str:
 
 def _find_tags(body: str, text: str) -> tuple[str, ...]:
     """Return the tags of a message whose `body` is `text` once the mention of the bot is taken off (TAG-8)."""
+    if body.lstrip() == text:
+        return parse_tags(body)  # blanks in front may make it code (TAG-5)
     tags = parse_tags(text)
     if tags and text.startswith("#") and body.endswith(text) and not (body.removesuffix(text)[-1:] or " ").isspace():
         return parse_tags("x" + text)  # what stands right behind the mention is no tag of the body (TAG-2)
@@ -241,14 +247,14 @@ class Batch:
 
     def _breaks_loop(self, fact: Message, conversation: Conversation) -> bool:
         """Count quick exchanges with one account, and tell whether there were too many of them in a row (IN-9)."""
-        is_quick = is_quick_exchange(self._now_ms, conversation.answered_at_ms) and not self._inbox.has_work(
+        is_quick = is_quick_exchange(fact.body, self._now_ms, conversation.answered_at_ms) and not self._inbox.has_work(
             self._connection, conversation.id
         )
         streak = conversation.streak + 1 if is_quick and conversation.streak_sender == fact.sender else 0
         if (streak, fact.sender) != (conversation.streak, conversation.streak_sender):
             self._set_streak(conversation, streak, fact)
         if streak == self._rules.loop_breaker:
-            self._owe_notice(conversation, _LOOP)
+            self._owe_notice(conversation, _LOOP, fact, focus=Focus(fact.thread) if fact.thread else MAIN_FOCUS)
         return streak >= self._rules.loop_breaker
 
     def _reset_streak(self, fact: Message, conversation: Conversation) -> None:
@@ -274,16 +280,26 @@ class Batch:
             found = self._conversations[room_id] = ensure_conversation(self._connection, room_id, self._now)
         return found
 
-    def _owe_notice(self, conversation: Conversation, text: str) -> None:
-        self._stores.outbox.add(self._connection, conversation.id, "notice", text, self._now)
-        self.accepted.owed.add(conversation.id)
-
-    def _owe_refusal(
-        self, conversation: Conversation, sender: UserId, focus: Focus, answers: EventId, sentence: str, tags: Sequence[str]
+    def _owe_notice(
+        self,
+        conversation: Conversation,
+        text: str,
+        fact: Message | Edit | None = None,
+        *,
+        focus: Focus = MAIN_FOCUS,
+        tags: Sequence[str] = (),
     ) -> None:
-        thread = EventId(focus) if focus else None
+        """Owe the room a notice, about a message if one is given: to whoever wrote it, where it was written."""
         self._stores.outbox.add(
-            self._connection, conversation.id, "notice", sentence, self._now, request=answers, thread=thread, mention=sender, tags=tags
+            self._connection,
+            conversation.id,
+            "notice",
+            text,
+            self._now,
+            request=None if fact is None else fact.target if isinstance(fact, Edit) else fact.event_id,
+            thread=EventId(focus) if focus else None,
+            mention=None if fact is None else fact.sender,
+            tags=tags,
         )
         self.accepted.owed.add(conversation.id)
 
@@ -304,7 +320,7 @@ class Batch:
         if refusal is not None:
             self._note(fact, conversation, "edit" if isinstance(fact, Edit) else "other", focus=focus, target=target)
             if refusal.sentence is not None:
-                self._owe_refusal(conversation, fact.sender, focus, answers, refusal.sentence, tags)
+                self._owe_notice(conversation, refusal.sentence, fact, focus=focus, tags=tags)
             return
         self._put(fact, conversation, "request", focus, content, answers=answers, target=target, reply_to=reply_to, tags=tags)
         self.accepted.work.append(
@@ -317,7 +333,10 @@ class Batch:
             self._put(fact, conversation, "command", focus, content)
             self.accepted.commands.append(fact.event_id)
             return
+        is_behind = any(row.focus == focus and row.state == "running" for row in self._inbox.list_open(self._connection, conversation.id))
         self._put(fact, conversation, "ordered", focus, content)
+        if is_behind:
+            self._owe_notice(conversation, _BEHIND, fact, focus=focus)
         work = Work(conversation_id=conversation.id, room_id=conversation.room_id, focus=focus, event_id=fact.event_id, is_command=True)
         self.accepted.work.append(work)
 

@@ -158,7 +158,10 @@ class Matrix(Section):
     typing: bool = Field(default=True, description="Whether the room sees that an answer is being written.")
     receipts: bool = Field(default=True, description="Whether a request is marked as read when it is accepted.")
     loop_breaker: int = Field(
-        8, ge=2, le=1000, description="Quick exchanges in a row with one account, without another person, after which it is not answered."
+        8,
+        ge=2,
+        le=1000,
+        description="Messages in a row from one account, each sooner after the bot's than a person could type it, after which such are not answered.",
     )
     backfill_limit: int = Field(
         1000, ge=0, le=100_000, description="Messages of one room that are fetched to fill a gap; what is beyond is counted in one line."

@@ -106,8 +106,18 @@ def test_no_text_breaks_them(body: str, formatted: str | None) -> None:
 
 @pytest.mark.requirement("IN-9")
 @pytest.mark.parametrize(
-    ("received", "answered", "expected"), [(20_000, 15_000, True), (20_000, 9_999, False), (20_000, None, False), (9_000, 15_000, False)]
+    ("text", "received", "answered", "expected"),
+    [
+        ("ok", 20_000, 19_500, True),
+        ("ok", 20_000, 18_000, False),
+        ("x" * 100, 20_000, 13_000, True),
+        ("x" * 100, 20_000, 12_000, False),
+        ("x" * 5000, 20_000, 10_001, True),
+        ("x" * 5000, 20_000, 9_999, False),
+        ("ok", 20_000, None, False),
+        ("ok", 9_000, 15_000, False),
+    ],
 )
-def test_a_quick_exchange_answers_the_bot(received: int, answered: int | None, *, expected: bool) -> None:
-    """Only what follows an answer closely counts; a clock that was set back makes nobody a program."""
-    assert is_quick_exchange(received, answered) is expected
+def test_a_quick_exchange_is_sooner_than_a_person_types(text: str, received: int, answered: int | None, *, expected: bool) -> None:
+    """What a person could have read and typed meanwhile does not count; a clock that was set back makes nobody a program."""
+    assert is_quick_exchange(text, received, answered) is expected

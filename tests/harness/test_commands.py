@@ -162,8 +162,11 @@ async def test_a_paused_room_gets_no_answers_and_none_later(make_desk: MakeDesk)
     await desk.crash()
     await desk.start()
     await desk.idle()
-    assert "In this room: running: 0 · waiting: 0" in (await desk.ask("!status"))[-1]
+    status = (await desk.ask("!status"))[-1]
+    assert "In this room: running: 0 · waiting: 0" in status
+    assert "paused" in status
     await desk.ask("!unpause")
+    assert "paused" not in (await desk.ask("!status"))[-1]
     assert (await desk.ask("afterwards"))[-1] == "Noted: afterwards"
     texts = [delivery.text for delivery in desk.gateway.room]
     assert not {"Noted: meanwhile", "Noted: waits"} & set(texts)

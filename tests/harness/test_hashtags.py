@@ -106,6 +106,7 @@ async def test_only_the_body_behind_the_mention_is_read(desk: Desk) -> None:
     assert await desk.ask("tags", formatted_body="tags #one") == ["There are no tags."]
     assert await desk.ask("", file_name="#two.pdf") == ["Noted: the file #two.pdf."]
     assert await desk.ask("tags #three", file_name="plan.pdf") == ["#three · three"]
+    assert await desk.ask("    tags #code") == ["There are no tags."]
     assert await desk.ask("bot:#four", room=ROOM) == ["Noted: #four"]
     assert await desk.ask("@bot: tags #five", room=ROOM) == ["#five · five"]
 

@@ -182,8 +182,8 @@ async def test_quick_exchanges_with_one_account_end_with_one_notice(make_desk: M
     for number in range(8):
         assert await desk.ask(f"bot: echo {number}", room=ROOM) == [str(number)]
     (notice,) = await desk.ask("bot: echo 8", room=ROOM)
-    assert "very quickly" in notice
-    assert desk.gateway.room[-1].kind == "notice"
+    assert "faster than people type" in notice
+    assert (desk.gateway.room[-1].kind, desk.gateway.room[-1].mention) == ("notice", ALICE)
     assert await desk.ask("bot: echo 10", room=ROOM) == []
     assert await desk.ask("echo chatting", room=ROOM, sender=BOB) == []
     assert await desk.ask("bot: echo 11", room=ROOM) == ["11"]

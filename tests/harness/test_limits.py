@@ -95,15 +95,15 @@ async def test_requests_in_the_queue(make_desk: MakeDesk, whose: str) -> None:
     """What waits and what runs counts; what was accepted is answered, and when it is, more is taken. Commands are no requests."""
     desk = await make_desk(**{f"{whose}_limits": Limits(queue=2)})
     await desk.say("slow 5 first")
-    await desk.say("!name what waits behind it")
+    await eventually(lambda: desk.clock.waits)
+    assert await desk.ask_now("!name what waits behind it") == "That comes right after the answer that I am working on. `!stop` ends it."
     await desk.say("echo second")
     await desk.say("echo third")
     who = "one person" if whose == "person" else "this room"
-    await eventually(lambda: desk.gateway.get_texts(DIRECT))
-    told = f"{LEFT_OUT}2 requests at a time for {who} is reached. It ends when one of them is answered."
-    assert desk.gateway.get_texts(DIRECT) == [told]
-    await desk.say("!status")
     await eventually(lambda: len(desk.gateway.get_texts(DIRECT)) == 2)
+    told = f"{LEFT_OUT}2 requests at a time for {who} is reached. It ends when one of them is answered."
+    assert desk.gateway.get_texts(DIRECT)[1] == told
+    await desk.ask_now("!status")
     assert await desk.count("SELECT count(*) FROM inbox WHERE state = 'noted'") == 1
     await eventually(lambda: desk.clock.waits)
     desk.clock.jump(5)

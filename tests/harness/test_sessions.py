@@ -68,6 +68,8 @@ async def test_a_session_is_resumed_by_its_id_or_a_part_that_is_its_alone(desk: 
     await desk.ask("!new")
     assert await desk.ask("history") == ["1"]
     assert await desk.ask(f"/resume {first[:-1].upper()}") == [f"Resumed: echo one · {first}"]
+    await desk.ask("!new")
+    assert await desk.ask(f"/resume {first[-5:]}") == [f"Resumed: echo one · {first}"]
     assert await desk.ask("history") == ["3"]
     assert await desk.ask(f"!resume {first}") == [f"Resumed: echo one · {first}"]
     assert await desk.count("SELECT count(*) FROM sessions WHERE state = 'active'") == 1
@@ -122,13 +124,13 @@ async def test_a_fresh_session_begins_behind_what_was_asked_before(desk: Desk) -
     """A message in front of `/new` belongs to the old session also while it waits, and one behind it to the new one."""
     await desk.say("slow 5 first")
     await desk.say("history")
-    await desk.say("!new")
-    await desk.say("history")
     await eventually(lambda: desk.clock.waits)
-    assert desk.gateway.room == []
+    assert await desk.ask_now("!new") == "That comes right after the answer that I am working on. `!stop` ends it."
+    await desk.say("history")
+    assert "waiting: 3" in await desk.ask_now("!status")
     desk.clock.jump(5)
     await desk.idle()
-    texts = desk.gateway.get_texts(DIRECT)
+    texts = desk.gateway.get_texts(DIRECT)[2:]
     assert [texts[0], texts[1], texts[3]] == ["first", "2", "1"]
     assert texts[2].startswith("A fresh session · ")
 

@@ -21,7 +21,7 @@ from hayate_matrix.harness.commands.lookups import Lookups
 from hayate_matrix.harness.commands.sessions import SessionCommands
 from hayate_matrix.harness.endings import fail_request, owe_answer, stop_task, word_error
 from hayate_matrix.log import get_logger
-from hayate_matrix.store.conversations import get_room, set_pause
+from hayate_matrix.store.conversations import find_conversation, get_room, set_pause
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -203,7 +203,7 @@ class Commands:
                 return self._steer(connection, row, command, now)
 
     def _report(self, connection: Connection, row: InboxRow) -> str:
-        requests = [other for other in self._stores.inbox.list_open(connection, row.conversation_id) if other.kind == "request"]
+        requests = [other for other in self._stores.inbox.list_open(connection, row.conversation_id) if other.kind != "command"]
         running = [request for request in requests if request.state == "running"]
         waiting = [request for request in requests if request.state == "queued"]
         owed = self._stores.outbox.count(connection, row.conversation_id)
@@ -212,7 +212,13 @@ class Commands:
             parts.append(f"held back: {owed['held']}")
         if owed.get("uncertain"):
             parts.append(f"for the operator: {owed['uncertain']}")
+        if self._is_paused(connection, row):
+            parts.append("paused: nothing is answered until `!unpause`")
         return "In this room: " + " · ".join(parts)
+
+    def _is_paused(self, connection: Connection, row: InboxRow) -> bool:
+        found = find_conversation(connection, get_room(connection, row.conversation_id))
+        return found is not None and found.is_paused
 
     def _stop(self, connection: Connection, row: InboxRow, now: datetime, effects: Effects) -> str:
         found = self._stores.tasks.find_open(connection, row.conversation_id, row.focus)

@@ -61,15 +61,18 @@ class SessionCommands:
         self._sessions.rename(connection, session.id, name)
         return Answer(f"This session is called: {name}", is_listing=True)
 
-    def _resume(self, connection: Connection, row: InboxRow, prefix: str, now: datetime) -> Answer:
-        if not _ID.fullmatch(prefix):
-            return refuse("resume", "`!resume` needs the id of a session, or its first characters (at least four); `!sessions` lists them.")
-        found = self._sessions.find(connection, row.conversation_id, prefix)
+    def _resume(self, connection: Connection, row: InboxRow, part: str, now: datetime) -> Answer:
+        if not _ID.fullmatch(part):
+            return refuse(
+                "resume",
+                "`!resume` needs the id of a session, or at least four characters of its beginning or its end; `!sessions` lists them.",
+            )
+        found = self._sessions.find(connection, row.conversation_id, part)
         kept = [session for session in found if session.state != "removed"]
         if len(kept) > 1:
-            return refuse("resume", f"Several sessions begin with `{prefix}`: give more of the id.")
+            return refuse("resume", f"Several sessions begin or end with `{part}`: give more of the id; their ends differ sooner.")
         if not found:
-            return Answer(f"No session `{prefix}` was found here. `!sessions` lists those of this room.")
+            return Answer(f"No session `{part}` was found here. `!sessions` lists those of this room.")
         if not kept:
             return Answer(f"The session `{found[0].id}` is unavailable: session removed.")
         session = kept[0]
