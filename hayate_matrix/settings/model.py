@@ -161,7 +161,8 @@ class Matrix(Section):
         8,
         ge=2,
         le=1000,
-        description="Messages in a row from one account, each sooner after the bot's than a person could type it, after which such are not answered.",
+        description="Messages in a row from one account, each sooner after the bot's than a person could type it, after which such are "
+        "not answered.",
     )
     backfill_limit: int = Field(
         1000, ge=0, le=100_000, description="Messages of one room that are fetched to fill a gap; what is beyond is counted in one line."
