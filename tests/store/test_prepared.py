@@ -39,7 +39,18 @@ STATEMENTS: list[tuple[Any, dict[str, Any]]] = [
     (sa.select(conversations.c.id).where(conversations.c.is_present == sa.bindparam("is_present")), {"is_present": True}),
     (BY_STATE, {"sender": "@a:b"}),
     (BY_STATE, {"sender": "@nobody:b"}),
-    (BY_IDS, {"ids": ["$e1", "$e2"]}),
+    *((BY_IDS, {"ids": ["$e1", *(f"$x{number}" for number in range(count))]}) for count in (0, 1, 5, 30)),
+    (BY_IDS, {"ids": []}),
+    (BY_IDS, {"ids": ["$x", "$e1"]}),
+    (
+        sa.select(inbox.c.seq).where(
+            inbox.c.state == "queued",
+            inbox.c.event_id.in_(sa.bindparam("b", expanding=True)),
+            inbox.c.sender.in_(sa.bindparam("a", expanding=True)),
+            inbox.c.epoch == sa.bindparam("epoch"),
+        ),
+        {"a": ["@a:b", "@c:d"], "epoch": 0, "b": ["$e1"]},
+    ),
     (sa.select(inbox.c.content, sa.null().label("gap"), sa.literal("50%").label("share"), sa.literal_column("'a%b'").label("x")), {}),
     (sa.select(sa.func.count()).select_from(inbox), {}),
     (sa.select(inbox.c.seq).limit(sa.bindparam("limit", type_=sa.Integer)), {"limit": 1}),
@@ -85,14 +96,15 @@ async def test_the_short_way_gives_what_the_long_way_gives(database: Database) -
 
 @pytest.mark.requirement("STO-5")
 async def test_statements_of_the_store_take_the_short_way(database: Database) -> None:
-    """What is built once and has plain parameters is made ready, with words in its text and without; a list in a parameter is not."""
+    """What is built once is made ready, with words in its text and without, and with a short list in a parameter; a long one is not."""
 
     def look(connection: Connection) -> None:
         fill(connection)
         assert isinstance(connection.execute(BY_STATE, {"sender": "@a:b"}), Rows)
         assert isinstance(connection.execute(INSERT_ROOM, [{**ROOM, "id": "c2", "room_id": "!r2"}]), Change)
         assert isinstance(connection, SwiftConnection)
-        assert isinstance(connection.execute(BY_IDS, {"ids": ["$e1"]}), sa.CursorResult)
+        assert isinstance(connection.execute(BY_IDS, {"ids": ["$e1"]}), Rows)
+        assert isinstance(connection.execute(BY_IDS, {"ids": ["$e1"] * 11}), sa.CursorResult)
 
     await database.transaction("test.short", look)
 

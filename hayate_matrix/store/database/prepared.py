@@ -2,8 +2,8 @@
 
 Promise: what `execute`, `scalar` and `scalars` give is what SQLAlchemy's own would give.
 How: SQLAlchemy compiles a statement at its first use here; from then on its text and the order of its parameters are known and go straight
-     to the driver, which takes a fifth of the time. Whatever is not plain (lists of parameters, lists in a parameter, statements made for
-     one use) goes SQLAlchemy's whole way.
+     to the driver, which takes a fifth of the time. A short list in a parameter makes one text for each length. Whatever is not so plain
+     (lists of parameters, long lists, statements made for one use) goes SQLAlchemy's whole way.
 Contract: statements are built once and kept, as `schema` says.
 """
 
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
     from hayate_matrix.store.database.drivers import Driver
 
+_LONGEST_LIST = 10
+"""A page of what is looked up."""
 _MOST_KEPT = 500
 """More statements than the code has: something builds them anew, and all are forgotten before they fill the memory."""
 
@@ -70,22 +72,30 @@ class Rows(IteratorResult[Any]):
 
 
 class _Prepared:
-    """One statement for one set of parameter names."""
+    """One statement for one set of parameter names, and for one length of each list in them."""
 
-    def __init__(self, statement: Executable, names: tuple[str, ...], dialect: Dialect) -> None:
+    def __init__(self, statement: Executable, names: tuple[str, ...], dialect: Dialect, lengths: tuple[int, ...] = ()) -> None:
         self.statement = statement  # kept, so that nothing else gets its id
         self.text = ""
         """Empty for one that can't be made ready."""
+        self.lists: tuple[str, ...] = ()
         is_change = isinstance(statement, sa.Insert | sa.Update | sa.Delete)
         compiled = statement.compile(dialect=dialect, column_keys=list(names) if is_change else None)  # type: ignore[attr-defined]
         if not isinstance(compiled, SQLCompiler) or compiled.insert_prefetch or compiled.update_prefetch:
             return
         given = {name: parameter.key for name, parameter in compiled.binds.items() if parameter.key in names}
-        if any(parameter.key in names for parameter in compiled.post_compile_params | compiled.literal_execute_params):
+        if any(parameter.key in names for parameter in compiled.literal_execute_params):
             return  # its text depends on the value
+        self.lists = tuple(sorted(parameter.key for parameter in compiled.post_compile_params if parameter.key in names))
+        if self.lists and not lengths:
+            return
         if any(parameter.required and parameter.key not in names for parameter in compiled.binds.values()):
             return  # SQLAlchemy says so
-        state = compiled.construct_expanded_state(dict.fromkeys(names))
+        lists = {name: [None] * length for name, length in zip(self.lists, lengths, strict=True)}
+        state = compiled.construct_expanded_state({**dict.fromkeys(names), **lists})
+        self.spread = [(name, state.parameter_expansion[name]) for name in self.lists]
+        """For each list the names of its items."""
+        given |= {name: name for _, items in self.spread for name in items}
         processors: Any = {**compiled._bind_processors, **state.processors}  # noqa: SLF001 - how values become the driver's
         self.is_positional = compiled.positional
         self.names = list((state.positiontup if self.is_positional else state.parameters) or [])
@@ -113,6 +123,8 @@ class _Prepared:
 
     def fill(self, parameters: Mapping[str, Any]) -> Any:
         """Return the values as the driver takes them."""
+        for name, items in self.spread:
+            parameters = {**parameters, **dict(zip(items, parameters[name], strict=True))}
         if self.pick is not None:
             return self.pick(parameters)
         values = self.fixed.copy()
@@ -131,7 +143,7 @@ class SwiftConnection(sa.Connection):
         return find_driver(self)
 
     @functools.cached_property
-    def _ready(self) -> dict[tuple[int, tuple[str, ...]], _Prepared]:
+    def _ready(self) -> dict[tuple[int, tuple[str, ...], tuple[int, ...]], _Prepared]:
         return {}
 
     def execute(self, statement: Any, parameters: Any = None, *, execution_options: Any = None) -> Any:
@@ -162,13 +174,25 @@ class SwiftConnection(sa.Connection):
 
     def _prepare(self, statement: Any, parameters: dict[str, Any]) -> _Prepared | None:
         names = tuple(parameters)
-        prepared = self._ready.get((id(statement), names))
+        prepared = self._ready.get((id(statement), names, ()))
         if prepared is None:
             if not isinstance(statement, sa.Select | sa.Insert | sa.Update | sa.Delete | sa.CompoundSelect):
                 return None
             if len(self._ready) >= _MOST_KEPT:
                 self._ready.clear()
-            prepared = self._ready[id(statement), names] = _Prepared(statement, names, self.dialect)
+            prepared = self._ready[id(statement), names, ()] = _Prepared(statement, names, self.dialect)
+        if prepared.lists:
+            return self._prepare_lists(prepared, names, parameters)
+        return prepared if prepared.text else None
+
+    def _prepare_lists(self, found: _Prepared, names: tuple[str, ...], parameters: dict[str, Any]) -> _Prepared | None:
+        lengths = tuple(len(parameters[name]) for name in found.lists)
+        if min(lengths) == 0 or max(lengths) > _LONGEST_LIST:
+            return None
+        key = (id(found.statement), names, lengths)
+        prepared = self._ready.get(key)
+        if prepared is None:
+            prepared = self._ready[key] = _Prepared(found.statement, names, self.dialect, lengths)
         return prepared if prepared.text else None
 
     def _wrap(self, error: Exception, text: str) -> BaseException:
