@@ -27,6 +27,7 @@ from hayate_matrix.matrix.client import Edge, EdgeOptions
 from hayate_matrix.matrix.http import Http
 from hayate_matrix.matrix.keystore import KeyStore
 from hayate_matrix.runtime.scripted import ScriptedRuntime
+from hayate_matrix.settings.restored import check_restored
 from hayate_matrix.settings.sources import read_secret
 from hayate_matrix.store.database import open_database
 from hayate_matrix.store.database.locks import Ownership, own
@@ -103,15 +104,17 @@ async def run(loaded: Loaded) -> None:
     os.umask(0o077)
     settings = loaded.settings
     log.configure(settings.log.level, settings.log.format)
+    check_restored(loaded)
     with own_home(loaded.home):
-        await App(settings, loaded.home, SystemClock()).run()
+        await App(settings, loaded.home, SystemClock(), were_set=tuple(loaded.places)).run()
 
 
 class App:
     """One bot: its parts and their order."""
 
-    def __init__(self, settings: Settings, home: Path, clock: Clock) -> None:
+    def __init__(self, settings: Settings, home: Path, clock: Clock, *, were_set: tuple[str, ...] = ()) -> None:
         self._settings = settings
+        self._were_set = were_set
         self._home = home
         self._clock = clock
         self._started_at = clock.now()
@@ -251,6 +254,8 @@ class App:
             is_limited=http.was_limited,
             is_cross_signed=edge.is_cross_signed,
             allowlist=describe_rooms(self._settings.matrix.rooms),
+            rooms=None if self._settings.matrix.rooms is None else list(self._settings.matrix.rooms),
+            settings=sorted(self._were_set),
             rooms_served=counts.pop("rooms.served", 0),
             rooms_denied=counts.pop("rooms.denied", 0),
             counts=counts,

@@ -16,7 +16,9 @@ import typer
 from hayate_matrix import __version__
 from hayate_matrix.cli.options import Config, Home, Set, read_settings
 from hayate_matrix.cli.progress import Progress
+from hayate_matrix.core import status as status_file
 from hayate_matrix.errors import AccountError, StoreError
+from hayate_matrix.settings.restored import find_missing, list_known, note_restored, tell_remedy
 
 if TYPE_CHECKING:
     from hayate_matrix.settings.sources import Loaded
@@ -34,7 +36,7 @@ def backup(
     """Write a backup of sessions, room keys and identity, also while the bot runs.
 
     Texts and keys in it are sealed: it opens only with the sealing key (secrets/store.key), which it does not hold.
-    Keep that key elsewhere.
+    Keep that key elsewhere, and a copy of hayate.toml too: settings are not in a backup.
 
     Example:
 
@@ -58,6 +60,7 @@ def backup(
         "made_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "user_id": credentials.user_id,
         "key_id": sealer.key_id,
+        "settings": _list_set(loaded),
     }
     with tempfile.TemporaryDirectory(dir=file.absolute().parent, prefix=".hayate-backup-") as name:
         folder = Path(name)
@@ -80,6 +83,16 @@ def backup(
                 archive.add(folder / part, arcname=part)
         draft.rename(file)
     print(f"Wrote {file} ({file.stat().st_size / 1e6:.1f} MB). It opens with the sealing key {sealer.key_id} alone.")
+    print(f"Settings are not in it: keep a copy of {loaded.file or 'what you start the bot with'} beside it.")
+
+
+def _list_set(loaded: Loaded) -> list[str]:
+    """Return the names of what is set, here or on the command line of the bot that ran last."""
+    try:
+        status = status_file.load_status((loaded.home / status_file.FILE_NAME).read_text("utf-8"))
+    except (OSError, UnicodeDecodeError):
+        status = None
+    return sorted({*loaded.places, *(status.settings if status is not None else ())})
 
 
 def restore(
@@ -92,8 +105,9 @@ def restore(
 ) -> None:
     """Begin in an empty home with a backup, as a new device that the same identity signs.
 
-    Put the sealing key into the new home first (secrets/store.key, 0600), or name it with store.key_file. What was said since the backup
-    was made is history and not answered. Log the old device out in any client, if it still exists.
+    Put the sealing key into the new home first (secrets/store.key, 0600), or name it with store.key_file, and hayate.toml beside it: the
+    bot does not start here until matrix.rooms is said. What was said since the backup was made is history and not answered. Log the old
+    device out in any client, if it still exists.
 
     Example:
 
@@ -103,16 +117,22 @@ def restore(
     if password_file is not None:
         more["matrix.password_file"] = (str(password_file.absolute()), "--password-file")
     loaded = read_settings(home, config, sets, more=more)
-    device_id = asyncio.run(_restore(file, loaded))
-    print(f"Restored as the new device {device_id}. Next: hayate-matrix run")
+    device_id, were_set = asyncio.run(_restore(file, loaded))
+    print(f"Restored as the new device {device_id}.")
+    if were_set:
+        print(f"Settings are not in a backup. Where it was made these were set: {', '.join(were_set)}.")
+    if missing := find_missing(loaded):
+        print(f"The bot does not start here until {' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} said.")
+        print(tell_remedy(loaded, missing))
+    print("Next: hayate-matrix run")
 
 
-async def _restore(file: Path, loaded: Loaded) -> str:
+async def _restore(file: Path, loaded: Loaded) -> tuple[str, list[str]]:
     from hayate_matrix.app import SystemClock, own_home
     from hayate_matrix.cli.login import ask_for_login
     from hayate_matrix.matrix.account import FILE_NAME
     from hayate_matrix.matrix.keystore.backup import adopt_copy
-    from hayate_matrix.store.sealing import Sealer, find_key_place, load_key
+    from hayate_matrix.store.sealing import Sealer, find_key_place, load_key, sync_folder
 
     with own_home(loaded.home), tempfile.TemporaryDirectory(dir=loaded.home, prefix=".restore-") as name:
         for part in ("matrix.db", "hayate.db", "secrets/credentials.json"):
@@ -139,9 +159,11 @@ async def _restore(file: Path, loaded: Loaded) -> str:
         if (folder / _HARNESS).exists():
             (folder / _HARNESS).rename(loaded.home / "hayate.db")
         (folder / _KEYS).rename(loaded.home / "matrix.db")
+        note_restored(loaded.home, manifest["settings"])
+        sync_folder(loaded.home)
         # Last: a home with credentials is one that can run; what an interrupted restore left is taken away and begun again.
         (folder / "secrets" / FILE_NAME).rename(loaded.home / "secrets" / FILE_NAME)
-    return str(credentials.device_id)
+    return str(credentials.device_id), manifest["settings"]
 
 
 def _unpack(file: Path, folder: Path) -> dict[str, Any]:
@@ -162,6 +184,7 @@ def _unpack(file: Path, folder: Path) -> dict[str, Any]:
         manifest = json.loads((folder / _MANIFEST).read_text())
         if manifest["format"] > _FORMAT:
             raise StoreError(f"{file} was written by a newer version ({manifest['program']}).", remedy="Update hayate-matrix first.")
-        return {"user_id": str(manifest["user_id"]), "key_id": str(manifest["key_id"])}
+        named = list_known(manifest.get("settings"))
+        return {"user_id": str(manifest["user_id"]), "key_id": str(manifest["key_id"]), "settings": named}
     except (OSError, tarfile.TarError, ValueError, KeyError, TypeError) as error:
         raise StoreError(problem, remedy="Name a file that `hayate-matrix backup` wrote.") from error

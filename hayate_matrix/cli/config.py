@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from hayate_matrix.cli.options import Config, Home, Rooms, Set, read_settings
+from hayate_matrix.settings.restored import check_restored
 
 app = typer.Typer(help="Show or check the settings.", no_args_is_help=True)
 
@@ -35,5 +36,6 @@ def check(home: Home = None, config: Config = None, rooms: Rooms = None, sets: S
         hayate-matrix config check --config /etc/hayate/hayate.toml
     """
     loaded = read_settings(home, config, sets, rooms)
+    check_restored(loaded)
     count, total = len(loaded.places), len(list(loaded.list_rows()))
     print(f"{loaded.file or 'No settings file'}: all settings can be used; {count} of {total} set, the others have their defaults.")

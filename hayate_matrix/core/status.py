@@ -53,6 +53,10 @@ class Status:
     """Whether the bot's device carries its own identity's signature on the server; None where it was not looked up."""
     allowlist: str = ""
     """Which one the bot runs with, as `allowlist.describe_rooms` words it: other than the settings say, once they were changed."""
+    rooms: list[str] | None = None
+    """The items of that list; None where it is unset."""
+    settings: list[str] = field(default_factory=list)
+    """Names of what was set for the bot, wherever; values are not told."""
     rooms_served: int = 0
     rooms_denied: int = 0
     counts: dict[str, int] = field(default_factory=dict)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.support.bot import Bot
+from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -54,6 +55,7 @@ async def test_backup_of_a_running_bot_begins_a_new_device_on_another_machine(
     restored = _new_home(bot, tmp_path)
     code, output = await _restore(restored, file, tmp_path)
     assert code == 0, output
+    restored.settings = {"matrix.rooms": "unset"}
     await restored.start()
     try:
         answer = await alice.is_answered(await alice.say(room, "echo on the new machine"))
@@ -65,6 +67,35 @@ async def test_backup_of_a_running_bot_begins_a_new_device_on_another_machine(
         assert "is signed by the account's identity" in history[1]
     finally:
         await restored.stop()
+
+
+@pytest.mark.requirement("STO-7", "ROOM-1", "CFG-1")
+async def test_a_restored_bot_does_not_start_until_it_is_told_what_it_serves(make_bot: MakeBot, tmp_path: Path) -> None:
+    """A backup holds no settings: what closed the bot has to be said anew, and until then it serves nobody instead of everybody."""
+    bot = await make_bot(settings={"matrix.people": "@ann:example.org", "matrix.rooms": "#ops:example.org"})
+    await bot.start()
+    await eventually((bot.home / "status.json").exists)
+    file = tmp_path / "backup.tar"
+    await _backed_up(bot, file)
+    await bot.kill()
+    restored = _new_home(bot, tmp_path)
+    restored.settings = {}
+    code, output = await _restore(restored, file, tmp_path)
+    assert code == 0, output
+    assert "matrix.people, matrix.rooms" in output
+    assert "does not start here until matrix.rooms and matrix.people are said" in output
+    assert f"hayate.toml to {restored.home}" in output
+    for arguments in ((), ("--set", "matrix.people=@ann:example.org"), ("--rooms", "unset")):
+        code, output = await restored.command("run", *arguments)
+        assert (code, "came from a backup" in output) == (78, True), output
+        assert ("matrix.rooms" in output) == ("--rooms" not in arguments)
+    code, output = await restored.command("config", "check")
+    assert (code, "came from a backup" in output) == (78, True), output
+    code, output = await restored.command("doctor")
+    assert (code, "the bot does not start" in output) == (1, True), output
+    (restored.home / "hayate.toml").write_text('[matrix]\nrooms = "unset"\npeople = []\n')
+    await restored.start()
+    await restored.stop()
 
 
 @pytest.mark.requirement("STO-7", "STO-8", "SEC-4")
