@@ -23,6 +23,7 @@ from hayate_matrix.cli.options import Config, Home, Rooms, Set, read_settings
 from hayate_matrix.core import status as status_file
 from hayate_matrix.core.allowlist import describe_rooms
 from hayate_matrix.errors import HayateError, StopError
+from hayate_matrix.settings.restored import find_missing, tell_remedy
 
 if TYPE_CHECKING:
     from hayate_matrix.settings.sources import Loaded
@@ -267,9 +268,12 @@ def check_allowlist(loaded: Loaded) -> Iterator[Finding]:
         text += f" and {len(matrix.rooms) - _SHOWN_ITEMS} more" if len(matrix.rooms) > _SHOWN_ITEMS else ""
     text += f" ({loaded.places.get('matrix.rooms', 'default')})"
     status = read_status(loaded.home)
-    if status is not None and _is_owned(loaded.home) and status.allowlist not in {"", describe_rooms(matrix.rooms)}:
-        remedy = f"The running bot was started with {status.allowlist}. Start it again to let the settings take effect."
-        yield Finding("fault", "allowlist", text, remedy)
+    if missing := find_missing(loaded):
+        lacking = f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not said"
+        text = f"the home came from a backup, and {lacking}: the bot does not start"
+        yield Finding("fault", "allowlist", text, tell_remedy(loaded, missing))
+    elif status is not None and _is_owned(loaded.home) and _is_another_list(status, matrix.rooms):
+        yield Finding("fault", "allowlist", text, _advise_list(loaded, status))
     else:
         yield Finding("ok" if matrix.rooms is None or matrix.rooms else "note", "allowlist", text)
     people = "anyone in a served room" if matrix.people is None else ", ".join(matrix.people) or "nobody"
@@ -278,6 +282,26 @@ def check_allowlist(loaded: Loaded) -> Iterator[Finding]:
     else:
         inviters = "the accounts of its own server" if matrix.people is None else people
     yield Finding("ok", "people", f"may speak: {people}; may invite: {inviters}")
+
+
+def _is_another_list(status: status_file.Status, rooms: tuple[str, ...] | None) -> bool:
+    if status.allowlist != describe_rooms(rooms):
+        return bool(status.allowlist)
+    return status.rooms is not None and rooms is not None and set(status.rooms) != set(rooms)
+
+
+def _advise_list(loaded: Loaded, status: status_file.Status) -> str:
+    """Say which list is in force; to start the bot again is advised only where that opens no room."""
+    rooms = loaded.settings.matrix.rooms
+    given = f"The running bot was given {status.allowlist}"
+    if status.rooms:
+        given += ": " + ", ".join(status.rooms[:_SHOWN_ITEMS])
+    if rooms is not None and (status.rooms is None or set(rooms) < set(status.rooms)):
+        return f"{given}. To let this shorter one take effect, start it again with the same settings."
+    return (
+        f"{given}. These settings serve other rooms: give doctor the same --rooms as the bot, or write its list into "
+        f"{loaded.file or loaded.home / 'hayate.toml'}, so that its next start has it too."
+    )
 
 
 def _advise_limited() -> str:

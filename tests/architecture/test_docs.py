@@ -187,6 +187,26 @@ def test_the_readme_is_short_and_begins_with_what_a_newcomer_needs() -> None:
     assert said == ["hana", "hayate"] * 3
 
 
+@pytest.mark.requirement("NEW-3", "ROOM-1")
+@pytest.mark.parametrize("name", ["README.md", "docs/tutorial.md"])
+def test_a_first_start_has_its_rooms_in_the_file(name: str) -> None:
+    """Who follows the page never has a list that the next start, or doctor, does not know."""
+    before, start, _ = (ROOT / name).read_text().partition("hayate-matrix run\n")
+    assert start
+    files = [tomllib.loads(block) for kind, block in FENCE.findall(before.rpartition("```console")[0]) if kind == "toml"]
+    assert any(file["matrix"].get("rooms") and file["matrix"].get("people") for file in files)
+    assert "run --rooms" not in (ROOT / name).read_text()
+
+
+@pytest.mark.requirement("STO-7", "ROOM-1")
+@pytest.mark.parametrize("page", ["commands.md", "how-to/operate.md"])
+def test_both_pages_on_restoring_say_that_settings_are_not_in_a_backup(page: str) -> None:
+    """Who restores as a page says has been told to bring the settings along, and what happens without them."""
+    text = " ".join(read(page).split())
+    assert "a copy of `hayate.toml`" in text
+    assert re.search(r"until `matrix\.rooms` is said", text)
+
+
 @pytest.mark.parametrize("page", sorted((ROOT / "docs" / "decisions").glob("*.md")), ids=lambda page: page.name)
 def test_a_decision_is_short(page: Path) -> None:
     """A decision is read in a minute: at most forty lines, with what it was decided against."""

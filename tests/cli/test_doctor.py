@@ -215,10 +215,43 @@ def test_doctor_says_which_allowlist_is_in_force(call: Call, well: FabricatedHom
     outcome = call("doctor", *options)
     assert told in find(outcome.out, "allowlist")
     assert outcome.code == 0
-    write_status(home, dt.datetime.now(dt.UTC), allowlist=describe_rooms(("!other:b.org",) * 5))
+    others = tuple(f"!other{number}:b.org" for number in range(5))
+    write_status(home, dt.datetime.now(dt.UTC), allowlist=describe_rooms(others), rooms=list(others))
     outcome = call("doctor", *options)
     assert outcome.code == 1
-    assert "was started with a list of 5" in find(outcome.out, "allowlist")
+    assert "was given a list of 5: !other0:b.org, " in find(outcome.out, "allowlist")
+
+
+@pytest.mark.requirement("ROOM-1", "NEW-2")
+@pytest.mark.parametrize(
+    ("running", "options", "advises_a_start"),
+    [
+        (("#ops:b.org",), [], False),
+        (("#ops:b.org",), ["--rooms", "#ops:b.org,#more:b.org"], False),
+        (("#ops:b.org",), ["--rooms", "#more:b.org"], False),
+        ((), ["--rooms", "#ops:b.org"], False),
+        (("#ops:b.org", "#more:b.org"), ["--rooms", "#ops:b.org"], True),
+        (("#ops:b.org",), ["--rooms", ""], True),
+        (None, ["--rooms", "#ops:b.org"], True),
+    ],
+)
+def test_doctor_never_advises_a_start_that_opens_rooms(
+    call: Call, well: FabricatedHomeserver, home: Path, running: tuple[str, ...] | None, options: list[str], *, advises_a_start: bool
+) -> None:
+    """A bot that was given a list on its command line is not to be started again without one, on the word of a doctor that lacks it."""
+    listed = None if running is None else list(running)
+    write_status(home, dt.datetime.now(dt.UTC), allowlist=describe_rooms(running), rooms=listed)
+    told = find(call("doctor", *options).out, "allowlist")
+    assert told.startswith("fault")
+    assert ("start it again" in told.lower()) == advises_a_start
+    assert ("give doctor the same --rooms" in told and f"{home / 'hayate.toml'}" in told) == (not advises_a_start)
+
+
+def test_the_same_rooms_in_another_order_are_the_same_list(call: Call, well: FabricatedHomeserver, home: Path) -> None:
+    """Two lists of the same rooms are one; two of the same length are not."""
+    write_status(home, dt.datetime.now(dt.UTC), allowlist=describe_rooms(("#a:b.org", "#c:b.org")), rooms=["#a:b.org", "#c:b.org"])
+    assert find(call("doctor", "--rooms", "#c:b.org,#a:b.org").out, "allowlist").startswith("ok")
+    assert find(call("doctor", "--rooms", "#c:b.org,#d:b.org").out, "allowlist").startswith("fault")
 
 
 @pytest.mark.requirement("ROOM-4")
