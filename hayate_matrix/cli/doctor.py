@@ -104,7 +104,7 @@ def check_disk(loaded: Loaded) -> Iterator[Finding]:
     while not place.exists() and place != place.parent:
         place = place.parent
     free, low = shutil.disk_usage(place).free, loaded.settings.store.low_water_bytes
-    text = f"{free // _MIB:,} MiB free of the {low // _MIB:,} MiB that should be; below a quarter of those nothing is taken in"
+    text = f"{free // _MIB:,} MiB free; {low // _MIB:,} MiB should be, and below a quarter of that nothing is taken in"
     if free < low:
         yield Finding("fault", "disk", text, f"Free some space on the disk of {place}, or lower store.low_water_bytes.")
     else:
@@ -155,7 +155,7 @@ def check_store(loaded: Loaded) -> Iterator[Finding]:
         yield Finding("fault", "store", text, "Put the store.key back that belongs to it: without it nothing stored can be read.")
         return
     waiting = look.inbox.get("queued", 0) + look.inbox.get("running", 0)
-    yield Finding("ok", "store", f"{look.where}, schema {look.schema}, {waiting} {'request' if waiting == 1 else 'requests'} waiting")
+    yield Finding("ok", "store", f"{look.where}, schema {look.schema}, {_count(waiting, 'request')} waiting")
     held, uncertain = look.outbox.get("held", 0), look.outbox.get("uncertain", 0)
     text = f"{look.outbox.get('pending', 0)} owed, {held} held, {uncertain} uncertain"
     if uncertain:
@@ -225,7 +225,10 @@ def check_bot(home: Path, now: dt.datetime) -> Iterator[Finding]:
         yield Finding("fault", "bot", f"hangs: it last wrote its status {_tell_age(now, status.written_at)}", remedy)
     elif status.failures:
         yield Finding(
-            "fault", "bot", f"gets no answer from the homeserver ({status.failures} times in a row), {synced}: {trouble}", _advise(status)
+            "fault",
+            "bot",
+            f"gets no answer from the homeserver ({_count(status.failures, 'time')} so far), {synced}: {trouble}",
+            _advise(status),
         )
     elif (now - (status.last_sync_at or status.started_at)).total_seconds() > _SYNC_OVERDUE_S:
         remedy = _advise_limited() if status.is_limited else "See its log; it restarts its sync by itself."
@@ -244,19 +247,33 @@ def _check_counts(status: status_file.Status) -> Iterator[Finding]:
         yield Finding("note", "devices", f"{withheld} get no room keys, because their owners have not cross-signed them", remedy)
     else:
         yield Finding("ok", "devices", "none is left without room keys")
-    for name, text, remedy in _TOLD_COUNTS:
-        if counts.get(name, 0):
-            yield Finding("note", name[:11], f"{counts[name]} {text}", remedy)
-    told = {"withheld_devices", *(name for name, _, _ in _TOLD_COUNTS)}
-    others = [f"{name} {count}" for name, count in sorted(counts.items()) if count and name not in told]
+    unsigned = counts.get("unsigned", 0)
+    if unread := counts.get("undecryptable", 0) - unsigned:
+        text = (
+            f"{_count(unread, 'message')} could not be decrypted yet; {'it is' if unread == 1 else 'they are'} answered when the key comes"
+        )
+        yield Finding("note", "unread", text, "Whoever wrote it can send it again.")
+    if unsigned:
+        whose = ", ".join(status.unsigned_senders[:_SHOWN_ITEMS])
+        text = f"{_count(unsigned, 'message')} not heard: {whose or 'somebody'} wrote from a session without its owner's signature"
+        remedy = 'Heard as soon as its owner verifies that session with another one or the recovery key; or set matrix.devices = "all".'
+        yield Finding("note", "unverified", text, remedy)
+    if quarantined := counts.get("quarantined", 0):
+        text = f"{_count(quarantined, 'malformed or hostile event')} set aside"
+        yield Finding("note", "quarantine", text, "Nothing needs to be done; they changed nothing.")
+    if intake := counts.get("intake", 0):
+        yield Finding("ok", "intake", f"{_count(intake, 'event')} received and not yet taken up")
+    others = [f"{name} {count}" for name, count in sorted(counts.items()) if count and name not in _TOLD_COUNTS]
     if others:
-        yield Finding("ok", "counted", ", ".join(others))
+        yield Finding("ok", "counted", "since the home was made, of use in a report of a fault: " + ", ".join(others))
 
 
-_TOLD_COUNTS = (
-    ("undecryptable", "messages could not be decrypted yet; they are answered when their keys come", "Their senders can send them again."),
-    ("quarantined", "malformed or hostile events were set aside", "Nothing needs to be done; they changed nothing."),
-)
+_TOLD_COUNTS = frozenset({"withheld_devices", "undecryptable", "unsigned", "quarantined", "intake"})
+"""Counts that have a line of their own."""
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def check_allowlist(loaded: Loaded) -> Iterator[Finding]:

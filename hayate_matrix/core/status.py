@@ -59,8 +59,11 @@ class Status:
     """Names of what was set for the bot, wherever; values are not told."""
     rooms_served: int = 0
     rooms_denied: int = 0
+    unsigned_senders: list[str] = field(default_factory=list)
+    """Whose messages wait because they have not signed the device that they write from."""
     counts: dict[str, int] = field(default_factory=dict)
-    """By name what else the operator may ask for: withheld_devices, undecryptable, quarantined, intake, and counters of the edge."""
+    """By name what else the operator may ask for: withheld_devices, undecryptable, unsigned (of those), quarantined, intake, counters of
+    the edge."""
 
 
 def dump_status(status: Status) -> str:

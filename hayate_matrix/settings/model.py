@@ -149,7 +149,8 @@ class Matrix(Section):
         default=False, description="Whether the bot leaves rooms that are no longer allowed, instead of staying silent in them."
     )
     devices: Literal["cross-signed", "all"] = Field(
-        "cross-signed", description="Which devices get room keys: those that their owners have cross-signed, or every one."
+        "cross-signed",
+        description="Which devices get room keys and are heard: those that their owners have cross-signed (verified), or every one.",
     )
     encryption: Literal["on", "off"] = Field(
         "on", description="Whether encryption is used; `off` is for servers without encrypted rooms, and such rooms get no answer then."

@@ -389,7 +389,7 @@ def bot_findings(home: Path, **more: Any) -> list[Finding]:
         (
             {"failures": 3, "trouble": Trouble(code="homeserver-down", text="sync was answered with status 502", at=NOW)},
             "fault",
-            "3 times in a row), last sync 2 s ago: homeserver-down: sync was answered with status 502",
+            "(3 times so far), last sync 2 s ago: homeserver-down: sync was answered with status 502",
         ),
         ({"failures": 1, "trouble": Trouble(code="rate-limited", text="x", at=NOW)}, "fault", "rate-limited"),
     ],
@@ -417,15 +417,25 @@ def test_a_bot_that_was_killed_is_told_at_once(call: Call, well: FabricatedHomes
 @pytest.mark.requirement("E2E-6", "E2E-4")
 def test_devices_without_keys_and_unreadable_messages_are_counted(home: Path) -> None:
     """What the running bot counted is shown with what people can do."""
-    found = {
-        finding.what: finding
-        for finding in bot_findings(
-            home, counts={"withheld_devices": 3, "undecryptable": 2, "quarantined": 1, "forged": 7, "none": 0}, rooms_denied=4
-        )
-    }
+    counts = {"withheld_devices": 3, "undecryptable": 3, "unsigned": 1, "quarantined": 1, "intake": 1, "forged": 7, "none": 0}
+    found = {one.what: one for one in bot_findings(home, counts=counts, rooms_denied=4, unsigned_senders=["@ann:b.org"])}
     assert found["devices"].text.startswith("3 get no room keys")
     assert 'matrix.devices = "all"' in found["devices"].remedy
-    assert found["undecryptable"[:11]].text.startswith("2 messages")
-    assert found["quarantined"].text.startswith("1 malformed")
+    assert found["unread"].text.startswith("2 messages could not be decrypted")
+    assert found["quarantine"].text.startswith("1 malformed")
     assert "4 denied" in found["rooms"].text
-    assert found["counted"].text == "forged 7"
+    assert found["intake"].text == "1 event received and not yet taken up"
+    assert found["counted"].text.endswith("report of a fault: forged 7")
+    assert max(map(len, found)) <= len("unverified ")
+
+
+@pytest.mark.requirement("E2E-6", "NEW-2")
+def test_whoever_is_not_heard_for_want_of_a_signature_is_named(home: Path) -> None:
+    """A message from a session that its owner has not verified has a line of its own: whose it is, and what makes it heard."""
+    counts = {"undecryptable": 2, "unsigned": 2, "unread.unsigned-device": 5}
+    found = {one.what: one for one in bot_findings(home, counts=counts, unsigned_senders=["@ann:b.org", "@bob:b.org"])}
+    assert found["unverified"].level == "note"
+    assert found["unverified"].text.startswith("2 messages not heard: @ann:b.org, @bob:b.org wrote")
+    assert "verifies that session" in found["unverified"].remedy
+    assert 'matrix.devices = "all"' in found["unverified"].remedy
+    assert "unread" not in found

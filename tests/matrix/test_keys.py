@@ -257,19 +257,24 @@ async def test_withheld_reason_is_kept_for_the_operator(
 
 @pytest.mark.requirement("E2E-6")
 async def test_message_of_an_unsigned_device_is_heard_when_its_owner_signs_it(
-    world: EdgeWorld, server: FabricatedHomeserver, room: FabricatedRoom, alice: FabricatedUser
+    world: EdgeWorld, server: FabricatedHomeserver, room: FabricatedRoom, alice: FabricatedUser, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Requests are taken from cross-signed devices alone; once the device is signed, what it said is heard."""
+    """Requests are taken from cross-signed devices alone, and the operator is told whose; once the device is signed, they are heard."""
     unsigned = alice.adds_device("NEW", cross_signed=False)
     await world.open()
     await world.synced()
     room.says(alice, "from the new device", device=unsigned)
+    room.says(alice, "again", device=unsigned)
     room.says(alice, "from the old one")
     await world.hears("from the old one")
-    assert await world.count("unread.unsigned-device") == 1
+    assert await world.count("unsigned") == 2
+    assert await world.edge.list_unsigned_senders() == [alice.user_id]
+    assert capsys.readouterr().out.count("has not verified the session") == 1
     unsigned.identity = alice.identity
     server.publishes(unsigned)
-    await world.hears("from the old one", "from the new device")
+    await world.hears("from the old one", "from the new device", "again")
+    assert await world.count("unsigned") == 0
+    assert await world.edge.list_unsigned_senders() == []
 
 
 @pytest.mark.requirement("E2E-6")

@@ -177,6 +177,10 @@ class Edge:
         """Return what the operator may ask for, by name."""
         return await self._keystore.read(self._count)
 
+    async def list_unsigned_senders(self) -> list[str]:
+        """Return who is not heard because they have not signed the device that they write from."""
+        return await self._keystore.read(self._keystore.spool.list_unsigned_senders)
+
     def is_served(self, room_id: RoomId) -> bool:
         """Whether a room is on the allowlist now; where it is not, `on_reopened` tells when it is. For other threads, like `read_power`."""
         return self._keystore.read_blocking(lambda: self._sender.note_denied(room_id))
@@ -259,6 +263,7 @@ class Edge:
             **{f"unread.{reason}": number for reason, number in unread.items()},
             **self.rooms.count(),
             "undecryptable": sum(unread.values()),
+            "unsigned": unread.get("unsigned-device", 0),
             "quarantined": spool.count_set_aside(),
             "withheld_devices": self._keystore.trust.count_refused(),
             "intake": spool.count_waiting(),

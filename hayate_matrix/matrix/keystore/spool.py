@@ -216,6 +216,11 @@ class Spool:
         rows = self._keystore.db.execute("select distinct sender from undecryptable where reason in ('unknown-device', 'unsigned-device')")
         return {row[0] for row in rows}
 
+    def list_unsigned_senders(self) -> list[str]:
+        """Return whose messages wait because their owners have not signed the device that they came from."""
+        query = "select distinct sender from undecryptable where reason = 'unsigned-device' order by sender limit 100"
+        return [row[0] for row in self._keystore.db.execute(query)]
+
     def drop_unread(self, event_id: str, *, room_id: str) -> None:
         """Forget an unread event that was read, redacted or given up; what another room says of it is nothing."""
         self._keystore.db.execute("delete from undecryptable where event_id = ? and room_id = ?", (event_id, room_id))

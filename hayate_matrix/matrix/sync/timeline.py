@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from hayate_matrix.core.facts import Membership, Message, Skipped
 from hayate_matrix.core.ids import EventId, RoomId, UserId
+from hayate_matrix.log import get_logger
 from hayate_matrix.matrix.facts import read_fact, strip_reply_fallback
 from hayate_matrix.matrix.keystore.spool import Unread
 from hayate_matrix.matrix.machine import WAITING, Machine, Unreadable
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from hayate_matrix.core.facts import AnyFact, Provenance
     from hayate_matrix.matrix.keystore import KeyStore
     from hayate_matrix.matrix.keystore.roomrows import Room
+
+_log = get_logger(__name__)
 
 _STOP = re.compile(r"\s*[!/]{1,2}stop\s*", re.IGNORECASE)
 _HOSTILE = (KeyError, TypeError, ValueError, AttributeError, RecursionError, OverflowError)
@@ -66,6 +69,8 @@ class Timeline:
         self._machine = machine
         self._rooms = rooms
         self._own = rooms.own_user_id
+        self._told_unsigned: set[str] = set()
+        """Senders of whom the log of this run says already that they are not heard."""
 
     def apply(
         self,
@@ -170,6 +175,7 @@ class Timeline:
                 Unread(event["event_id"], room.room_id, error.room_key_id, event["sender"], error.reason, event, self._keystore.now_ms())
             )
             spool.count(f"unread.{error.reason}")
+            self._tell_unsigned(error, room.room_id, event["sender"])
             if error.reason == "unknown-device":
                 self._keystore.trust.track([event["sender"]])
                 self._keystore.trust.mark_changed([event["sender"]])
@@ -179,6 +185,15 @@ class Timeline:
             self._set_aside("encrypted", error, event, room.room_id)
             return
         self.add(room, clear, applied, provenance=provenance, is_encrypted=True, major=major, minor=minor)
+
+    def _tell_unsigned(self, error: Unreadable, room_id: str, sender: str) -> None:
+        if error.reason == "unsigned-device" and sender not in self._told_unsigned:
+            self._told_unsigned.add(sender)
+            _log.warning(
+                "a message waits: its sender has not verified the session that it came from; see matrix.devices",
+                sender=sender,
+                room=room_id,
+            )
 
     def retry_unread(self, unread: Unread, applied: Applied, *, devices_are_fresh: bool) -> None:
         """Try an unread event again after a key or a device list came (E2E-4)."""
@@ -192,6 +207,7 @@ class Timeline:
         except Unreadable as error:
             if error.reason in WAITING:
                 spool.add_unread(replace(unread, room_key_id=error.room_key_id or unread.room_key_id, reason=error.reason))
+                self._tell_unsigned(error, unread.room_id, unread.sender)
                 if error.reason == "unknown-device":
                     applied.senders_to_query.add(unread.sender)
                 return
