@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from tests.bench.report import Report
 
 ROUNDS = 7
-COMMITS = 300
-TURNS = 320
+COMMITS = 200
+TURNS = 160
 TOGETHER = 16
 """Conversations at a time."""
 COMMITS_A_TURN = 4
