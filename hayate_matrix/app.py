@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from hayate_matrix.core.clock import Clock
+    from hayate_matrix.matrix.account import Credentials
     from hayate_matrix.settings.model import Limits as LimitSettings
     from hayate_matrix.settings.model import Settings
     from hayate_matrix.settings.sources import Loaded
@@ -105,8 +106,17 @@ async def run(loaded: Loaded) -> None:
     settings = loaded.settings
     log.configure(settings.log.level, settings.log.format)
     check_restored(loaded)
+    _load_credentials(loaded.home)  # before a home is made that nobody meant
     with own_home(loaded.home):
         await App(settings, loaded.home, SystemClock(), were_set=tuple(loaded.places)).run()
+
+
+def _load_credentials(home: Path) -> Credentials:
+    credentials = load_credentials(home / "secrets")
+    if credentials is None:
+        remedy = "Run: hayate-matrix login --homeserver URL --user @bot:example.org, or name another home: --home DIR"
+        raise AccountError(f"Nobody has logged in to the home {home}.", remedy=remedy)
+    return credentials
 
 
 class App:
@@ -128,12 +138,7 @@ class App:
     async def run(self) -> None:
         """Build, start, wait, stop."""
         matrix = self._settings.matrix
-        credentials = load_credentials(self._home / "secrets")
-        if credentials is None:
-            raise AccountError(
-                f"Nobody has logged in to the home {self._home}.",
-                remedy="Run: hayate-matrix login --homeserver URL --user @bot:example.org",
-            )
+        credentials = _load_credentials(self._home)
         key = load_key(self._home / "secrets", self._settings.store.key_file, may_make=not has_databases(self._home))
         sealer = Sealer(key, is_on=self._settings.store.seal)
         database = open_database(self._settings.store.url or self._home / "hayate.db", key_id=sealer.key_id, clock=self._clock)

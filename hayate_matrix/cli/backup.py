@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hayate_matrix import __version__
-from hayate_matrix.cli.options import Config, Home, Set, read_settings
+from hayate_matrix.cli.options import Config, Home, Set, read_settings, require_stored
 from hayate_matrix.cli.progress import Progress
 from hayate_matrix.core import status as status_file
 from hayate_matrix.errors import AccountError, StoreError
@@ -50,9 +50,10 @@ def backup(
     from hayate_matrix.store.database.look import copy_database
     from hayate_matrix.store.sealing import Sealer, load_key
 
+    require_stored(loaded)
     credentials = load_credentials(loaded.home / "secrets")
     if credentials is None or not (loaded.home / "matrix.db").exists():
-        raise AccountError(f"There is nothing in {loaded.home} to back up yet.", remedy="Log in and run the bot once.")
+        raise AccountError(f"The home {loaded.home} has no device to back up.", remedy="Log in and run the bot once.")
     sealer = Sealer(load_key(loaded.home / "secrets", loaded.settings.store.key_file, may_make=False))
     manifest: dict[str, Any] = {
         "format": _FORMAT,

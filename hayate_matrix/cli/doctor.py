@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Literal
 import typer
 
 from hayate_matrix import log
-from hayate_matrix.cli.options import Config, Home, Rooms, Set, read_settings
+from hayate_matrix.cli.options import Config, Home, Rooms, Set, read_settings, tell_nothing
 from hayate_matrix.core import status as status_file
 from hayate_matrix.core.allowlist import describe_rooms
 from hayate_matrix.errors import HayateError, StopError
@@ -87,7 +87,7 @@ def check_all(loaded: Loaded) -> Iterator[Finding]:
 def check_home(home: Path) -> Iterator[Finding]:
     """Look at the home's permissions (STO-1)."""
     if not home.is_dir():
-        text = f"{home} is {'no folder' if home.exists() else 'not there'}"
+        text = f"{home} is no folder" if home.exists() else tell_nothing(home).rstrip(".")
         yield Finding("fault", "home", text, "Run `hayate-matrix login`, which makes it, or name another: --home DIR")
         return
     open_ones = [path for path in (home, *home.rglob("*")) if not path.is_symlink() and path.stat().st_mode & _OPEN_TO_OTHERS]

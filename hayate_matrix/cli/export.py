@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hayate_matrix import __version__
-from hayate_matrix.cli.options import Config, Home, Set, read_settings
+from hayate_matrix.cli.options import Config, Home, Set, read_settings, require_stored
 from hayate_matrix.cli.progress import Progress
 from hayate_matrix.errors import StoreError
 
@@ -43,6 +43,7 @@ def export(
         hayate-matrix export --room '!abc:example.org'
     """
     loaded = read_settings(home, config, sets)
+    require_stored(loaded)
     from hayate_matrix.store.database.look import look_into
     from hayate_matrix.store.export import Export
     from hayate_matrix.store.sealing import Sealer, load_key

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from hayate_matrix import log
-from hayate_matrix.errors import SettingsError
+from hayate_matrix.errors import SettingsError, StoreError
 from hayate_matrix.settings.sources import Loaded, load
 
 SHARED = "Settings"
@@ -70,3 +70,21 @@ def read_settings(
         if secret is not None:
             log.hide(secret.get_secret_value())
     return loaded
+
+
+def require_stored(loaded: Loaded) -> None:
+    """Return where the bot has stored something in this home; asked before anything is read, so that nothing is made either.
+
+    Raises:
+        StoreError: there is nothing.
+    """
+    names = ["matrix.db", "hayate.db"]
+    if loaded.settings.store.url is not None:  # the home holds the key then, and not always a database
+        names += ["secrets/store.key", "secrets/credentials.json"]
+    if not any((loaded.home / name).exists() for name in names):
+        raise StoreError(tell_nothing(loaded.home), remedy="Log in and run the bot once, or name another home: --home DIR")
+
+
+def tell_nothing(home: Path) -> str:
+    """Return the one sentence for a home that is new, or not the one that was meant."""
+    return f"There is nothing in {home} yet."

@@ -6,7 +6,7 @@ import asyncio
 from functools import partial
 from typing import TYPE_CHECKING
 
-from hayate_matrix.cli.options import Config, Home, Set, read_settings
+from hayate_matrix.cli.options import Config, Home, Set, read_settings, require_stored
 
 if TYPE_CHECKING:
     from hayate_matrix.settings.sources import Loaded
@@ -22,6 +22,7 @@ def reseal(home: Home = None, config: Config = None, sets: Set = None) -> None:
         hayate-matrix reseal
     """
     loaded = read_settings(home, config, sets)
+    require_stored(loaded)
     count, key_id = asyncio.run(_reseal(loaded))
     print(f"Sealed {count} texts and keys with the new key {key_id}. Keep a copy of it where the backups are not.")
 

@@ -199,8 +199,8 @@ def read_key(path: Path, *, may_make: bool) -> bytes:
         content = path.read_text("ascii", "replace").strip() if stat.S_ISREG(details.st_mode) else ""
     except FileNotFoundError:
         if not may_make:
-            problem = f"store.key_file names {path}, which is not there."
-            remedy = f"Put the key back, or for a new store: (umask 077; openssl rand -hex {KEY_BYTES} > {path})"
+            problem = f"The sealing key {path} is not there."
+            remedy = f"Put it back, or for a new store: (umask 077; openssl rand -hex {KEY_BYTES} > {path})"
             raise StoreError(problem, remedy=remedy) from None
         return _make_key(path)
     except OSError as error:

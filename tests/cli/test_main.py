@@ -137,6 +137,48 @@ def test_help_is_there_with_an_example(call: Call, arguments: list[str]) -> None
     assert "hayate-matrix" in outcome.out
 
 
+@pytest.mark.requirement("NEW-2", "SES-4", "STO-8")
+@pytest.mark.parametrize("command", [["export"], ["backup", "x.tar"], ["reseal"], ["doctor"]], ids=lambda command: command[0])
+@pytest.mark.parametrize("is_there", [False, True], ids=["new", "another folder"])
+def test_a_wrong_home_is_told_in_one_sentence_and_not_made(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: list[str], *, is_there: bool
+) -> None:
+    """Whoever mistypes `--home` reads that there is nothing, not that a key is gone; the folder is as it was, or still not there."""
+    monkeypatch.chdir(tmp_path)
+    other = tmp_path / "other"
+    if is_there:
+        other.mkdir(mode=0o700)
+    outcome = call(*command, "--home", str(other))
+    told = outcome.out + outcome.err
+    assert outcome.code == (1 if command == ["doctor"] else 74)
+    assert f"There is nothing in {other} yet" in told or (is_there and command == ["doctor"])
+    assert "gone" not in told
+    assert "key_file" not in told
+    assert "--home" in told
+    assert other.exists() == is_there
+    assert list(tmp_path.rglob("*")) == ([other] if is_there else [])
+
+
+@pytest.mark.requirement("ACC-1")
+def test_a_start_in_a_home_without_a_login_makes_no_home(call: Call, home: Path) -> None:
+    """The bot's start in a home that nobody logged in to says so, and leaves no folder."""
+    outcome = call("run")
+    assert outcome.code == 78
+    assert f"Nobody has logged in to the home {home}" in outcome.err
+    assert not home.exists()
+
+
+@pytest.mark.requirement("STO-8")
+def test_a_sealing_key_that_is_gone_is_named_by_its_place_alone(call: Call, home: Path) -> None:
+    """No setting is blamed that was never set."""
+    (home / "secrets").mkdir(parents=True, mode=0o700)
+    (home / "hayate.db").touch()
+    outcome = call("reseal")
+    assert outcome.code == 74
+    assert f"The sealing key {home / 'secrets' / 'store.key'} is not there." in outcome.err
+    assert "key_file" not in outcome.err
+
+
 def test_version_and_wrong_use(call: Call) -> None:
     """The version is the package's; what is no command is told with exit code 2."""
     assert call("--version").out.strip() == f"hayate-matrix {__version__}"
