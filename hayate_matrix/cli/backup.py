@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hayate_matrix import __version__
-from hayate_matrix.cli.options import Config, Home, Set, read_settings, require_stored
+from hayate_matrix.cli.options import Config, Home, Set, read_settings, require_stored, say_again
 from hayate_matrix.cli.progress import Progress
 from hayate_matrix.core import status as status_file
 from hayate_matrix.errors import AccountError, StoreError
@@ -125,7 +125,7 @@ def restore(
     if missing := find_missing(loaded):
         print(f"The bot does not start here until {' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} said.")
         print(tell_remedy(loaded, missing))
-    print("Next: hayate-matrix run")
+    print(say_again("Next: hayate-matrix run"))
 
 
 async def _restore(file: Path, loaded: Loaded) -> tuple[str, list[str]]:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Literal
 import typer
 
 from hayate_matrix import log
-from hayate_matrix.cli.options import Config, Home, Rooms, Set, read_settings, tell_nothing
+from hayate_matrix.cli.options import Config, Home, Rooms, Set, read_settings, say_again, tell_nothing
 from hayate_matrix.core import status as status_file
 from hayate_matrix.core.allowlist import describe_rooms
 from hayate_matrix.errors import HayateError, StopError
@@ -61,9 +61,9 @@ def doctor(home: Home = None, config: Config = None, rooms: Rooms = None, sets: 
     faults = 0
     for finding in check_all(loaded):
         faults += finding.level == "fault"
-        print(f"{finding.level:<5}  {finding.what:<11}  {finding.text}")
+        print(f"{finding.level:<5}  {finding.what:<11}  {say_again(finding.text)}")
         if finding.remedy:
-            print(f"{'':<20}{finding.remedy}")
+            print(f"{'':<20}{say_again(finding.remedy)}")
         sys.stdout.flush()
     print("Nothing is wrong." if not faults else f"{faults} {'thing is' if faults == 1 else 'things are'} wrong.")
     if faults:

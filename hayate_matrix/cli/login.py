@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hayate_matrix import log
-from hayate_matrix.cli.options import Config, Home, Set, read_settings
+from hayate_matrix.cli.options import Config, Home, Set, read_settings, say_again
 from hayate_matrix.errors import AccountError, SettingsError
 from hayate_matrix.settings.sources import read_secret
 
@@ -52,7 +52,7 @@ def login(
     if loaded.settings.log.level != "debug":
         log.configure("error")  # what goes wrong ends the command, and is told once
     credentials = asyncio.run(_log_in(loaded, is_token=token, token_file=token_file))
-    print(f"Logged in as {credentials.user_id}, device {credentials.device_id}. Next: hayate-matrix run")
+    print(say_again(f"Logged in as {credentials.user_id}, device {credentials.device_id}. Next: hayate-matrix run"))
 
 
 async def _log_in(loaded: Loaded, *, is_token: bool, token_file: Path | None) -> Credentials:

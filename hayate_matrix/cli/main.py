@@ -13,7 +13,7 @@ import typer
 
 from hayate_matrix import __version__
 from hayate_matrix.cli import backup, config, doctor, export, login, reseal
-from hayate_matrix.cli.options import Config, Home, Rooms, Set, read_settings
+from hayate_matrix.cli.options import Config, Home, Rooms, Set, read_settings, say_again
 from hayate_matrix.errors import HayateError, StopError, WaitError
 
 app = typer.Typer(
@@ -79,7 +79,7 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         app(arguments)
     except HayateError as error:
-        print(f"hayate-matrix: {error}", file=sys.stderr)
+        print(f"hayate-matrix: {say_again(str(error))}", file=sys.stderr)
         if _is_debugging():
             traceback.print_exc()
         sys.exit(_find_exit_code(error))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import shlex
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Annotated
 
@@ -42,6 +45,17 @@ Set = Annotated[
     ),
 ]
 
+_given: ContextVar[str] = ContextVar("given", default="")
+"""`--home` and `--config` of this command line, as they are typed again."""
+_COMMAND = re.compile(
+    r"\bhayate-matrix (?:config (?:show|check)|run|login|doctor|backup|restore|export|reseal)\b(?! --home\b|` wr(?:ote|ites))"
+)
+
+
+def say_again(text: str) -> str:
+    """Return `text`, in which every command is the one to type: with the home and the file that were named here."""
+    return _COMMAND.sub(lambda found: found[0] + _given.get(), text)
+
 
 def read_settings(
     home: Path | None,
@@ -56,6 +70,8 @@ def read_settings(
     Raises:
         SettingsError: some can't be used.
     """
+    named = (("--home", home), ("--config", config))
+    _given.set("".join(f" {option} {shlex.quote(str(path))}" for option, path in named if path is not None))
     options = dict(more or {})
     for text in sets or []:
         name, equals, value = text.partition("=")

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from hayate_matrix.settings.sources import Loaded
     from tests.cli.conftest import Call
+    from tests.support.fabricated import FabricatedHomeserver
 
 
 @pytest.mark.requirement("CFG-1")
@@ -157,6 +158,29 @@ def test_a_wrong_home_is_told_in_one_sentence_and_not_made(
     assert "--home" in told
     assert other.exists() == is_there
     assert list(tmp_path.rglob("*")) == ([other] if is_there else [])
+
+
+@pytest.mark.requirement("NEW-2", "CFG-1")
+def test_what_to_type_next_names_the_home_and_the_file_that_were_named(
+    call: Call, server: FabricatedHomeserver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A command in a remedy, or behind "Next:", works when it is typed as it stands; where nothing was named it stays short."""
+    monkeypatch.setenv("HAYATE_MATRIX__PASSWORD", "geheim-passwort")
+    server.passwords["@bot:fab.test"] = "geheim-passwort"
+    file = tmp_path / "other.toml"
+    file.touch()
+    place = str(tmp_path / "a home")
+    named = f"--home '{place}' --config {file}"
+    options = ("--home", place, "--config", str(file))
+    assert f"Run: hayate-matrix login {named} --homeserver URL" in call("run", *options).err
+    assert f"`hayate-matrix login {named}`" in call("doctor", *options).out
+    login = ("login", "--homeserver", server.url, "--user", "@bot:fab.test")
+    assert call(*login, *options).out.endswith(f"Next: hayate-matrix run {named}\n")
+    assert f"Start it: hayate-matrix run {named}\n" in call("doctor", *options).out
+    (tmp_path / "a home" / "secrets" / "credentials.json").write_text("{}")
+    told = call("run", *options).err
+    assert "what `hayate-matrix login` writes" in told
+    assert call(*login).out.endswith("Next: hayate-matrix run\n")
 
 
 @pytest.mark.requirement("ACC-1")
