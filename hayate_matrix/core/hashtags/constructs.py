@@ -8,7 +8,6 @@ Not here: quotation marks and the tags themselves (reading).
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from typing import TYPE_CHECKING
 
 from hayate_matrix.core.hashtags.grammar import (
@@ -126,18 +125,29 @@ class _Pass:
         if not self._labels:
             return self._spans
         labels = {_fold_label(label) for label in self._labels}
-        starts = [start for start, _ in self._spans]
-
-        def is_free(at: int) -> bool:
-            k = bisect_right(starts, at)
-            return not k or self._spans[k - 1][1] <= at
-
-        shortcuts = [
-            found.span()
-            for found in SHORTCUT.finditer(self._text)
-            if is_free(found.start()) and is_free(found.end() - 1) and _fold_label(found["label"]) in labels
-        ]
+        known: dict[str, bool] = {}
+        shortcuts: list[Span] = []
+        k = 0
+        for found in SHORTCUT.finditer(self._text):
+            label = found["label"]
+            if label not in known:
+                known[label] = _fold_label(label) in labels
+            if known[label]:
+                start, end = found.span()
+                k = self._pass_spans(k, start)
+                if self._is_free(k, start) and self._is_free(self._pass_spans(k, end - 1), end - 1):
+                    shortcuts.append((start, end))
         return _merge(sorted(self._spans + shortcuts)) if shortcuts else self._spans
+
+    def _pass_spans(self, k: int, at: int) -> int:
+        """Return the first construct, from `k` on, that does not end before `at`."""
+        while k < len(self._spans) and self._spans[k][1] <= at:
+            k += 1
+        return k
+
+    def _is_free(self, k: int, at: int) -> bool:
+        """Whether the construct `k`, the first that does not end before `at`, begins behind it."""
+        return k == len(self._spans) or self._spans[k][0] > at
 
     def _take(self, start: int, end: int) -> int:
         """Write a construct down, in the place of those within it; return its end."""
@@ -216,20 +226,20 @@ class _Pass:
         if text.find("</" + name, position) < 0:
             return len(text)
         depth = 1
-        while (found := MARKUP.search(text, position)) is not None:
-            position = found.end()
+        found = MARKUP.search(text, position)
+        while found is not None:
+            position = end = found.end()
             if found.lastgroup == "comment":
                 position = self._find_comment_end(position)
-                continue
-            end = self._find_tag_end(position)
-            if end < 0:
+            elif text[end - 1] != ">" and (end := self._find_tag_end(end)) < 0:
                 position = found.end("name")
-                continue
-            position = end
-            if found["name"] == name:
-                depth += -1 if found["closes"] else text[end - 2] != "/"
-                if not depth:
-                    return end
+            else:
+                position = end
+                if found["name"] == name:
+                    depth += -1 if found["closes"] else text[end - 2] != "/"
+                    if not depth:
+                        return end
+            found = MARKUP.search(text, position)
         return len(text)
 
     # Links and URLs

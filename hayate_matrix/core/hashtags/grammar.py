@@ -44,7 +44,7 @@ _TAIL = (
 _FLAT_TAIL = r"""(?:\([^()\[\]<>\\"' \t\n]*+(?: "[^"\n]*+")?+\)|\[[^\[\]\\\n]{0,999}+\])"""
 """The same in its usual forms, on one line."""
 _FLAT_DEFINITION = (
-    rf"[ ]{{0,3}}\[[^\[\]\\\n]{{1,999}}+\]:[ \t]*+[^<{_CONTROL}][^{_CONTROL}]*+"
+    rf"[ ]{{0,3}}\[[^\[\]\\\n]{{1,999}}+\]:[ \t]*+(?:\n(?=[A-Za-z\[/#.]))?+[^<{_CONTROL}][^{_CONTROL}]*+"
     rf"""(?:[ \t]++"[^"\n]*+"[ \t]*+(?=\n|\Z)|[ \t]*+(?=\n|\Z)(?!\n[ \t]*+["'(]))"""
 )
 _DEFINITION = (
@@ -65,17 +65,30 @@ _URL_REST = rf"(?:[^{WHITE}\]]*+{_WORD_END}"
 _MAILTO = r":(?<=[Mm][Aa][Ii][Ll][Tt][Oo]:)(?<![^\W_][Mm][Aa][Ii][Ll][Tt][Oo]:)"
 _WWW = r"\.(?<=[Ww][Ww][Ww]\.)(?<![^\W_][Ww][Ww][Ww]\.)"
 
-_CODE = (
-    r"`(?!`)[^`\n]*+(?:``++[^`\n]*+)*+`(?!`)"
-    r"|``(?!`)[^`\n]*+(?:(?:```++|`(?!`))[^`\n]*+)*+``(?!`)"
-    r"|```(?!`)[^`\n]*+(?:(?:````++|`{1,2}(?!`))[^`\n]*+)*+```(?!`)"
-    r"|```(?!`)[^`\n]*+(?:`{1,2}(?!`)[^`\n]*+)*+```(?!`)"
-    r"|`(?P<backticks>`*+)"
+_WORDS = r"[\w ]*+"
+"""What may stand between two constructs that are taken out as one: nothing in it could be a tag or a mark."""
+
+
+def _repeat(construct: str) -> str:
+    return rf"{construct}(?:{_WORDS}{construct})*+"
+
+
+_CODE = "|".join(
+    [
+        _repeat(r"`(?!`)[^`\n]*+(?:``++[^`\n]*+)*+`(?!`)"),
+        _repeat(r"``(?!`)[^`\n]*+(?:(?:```++|`(?!`))[^`\n]*+)*+``(?!`)"),
+        _repeat(r"```(?!`)[^`\n]*+(?:(?:````++|`{1,2}(?!`))[^`\n]*+)*+```(?!`)"),
+        r"`(?P<backticks>`*+)",
+    ]
 )
-_COMMENT = r"!--(?:[^\-]++|-(?!->))*+-->|(?P<comment>!--)"
-_EMPTY_TAG = rf"{_NAME}[^<>=]*+(?<=/)>(?:<{_NAME}[^<>=]*+(?<=/)>)*+"
+_COMMENT = _repeat(r"<!--(?:[^\-]++|-(?!->))*+-->").removeprefix("<")
+_CLOSING_TAG = _repeat(rf"</{_NAME}{_SPACES}>").removeprefix("<")
+_EMPTY_TAG = _repeat(rf"<{_NAME}[^<>=]*+(?<=/)>").removeprefix("<")
 _FLAT_BLOCK = rf"(?P<flat>{_NAME})>[^<]*+</(?P=flat)>"
-_ANGLES = rf"<(?:{_COMMENT}|{_EMPTY_TAG}|{_FLAT_BLOCK}|(?P<tag>{_NAME}){_ATTRIBUTES}[>=]|/{_NAME}{_SPACES}>|{_AUTOLINK})"
+_ANGLES = (
+    rf"<(?![<>={WHITE}])(?:{_COMMENT}|(?P<comment>!--)|(?={_NAME})(?:{_EMPTY_TAG}|{_FLAT_BLOCK}|(?P<tag>{_NAME}){_ATTRIBUTES}[>=])"
+    rf"|{_CLOSING_TAG}|{_AUTOLINK})"
+)
 _FLAT_LINK = rf"\[[^\[\]`<\\\n]*+\]{_FLAT_TAIL}"
 _LINKS = rf"\[(?<![\\!]\[)[^\[\]`<\\\n]*+\]{_FLAT_TAIL}(?:{_FLAT_LINK})*+|!{_FLAT_LINK}|\](?<!\\\])(?P<tail>{_TAIL})"
 _URLS = (
