@@ -15,6 +15,7 @@ from hayate_matrix.core.hashtags.grammar import (
     DEFINED,
     FENCE_END,
     LINK_END,
+    LONGEST_KNOWN_RUN,
     MARKUP,
     PARAGRAPH_END,
     QUOTED_VALUE,
@@ -98,7 +99,7 @@ class _Pass:
         start, end = event.span()
         match event.lastgroup:
             case "backticks":
-                return self._skip_code(start)
+                return self._skip_code(start, end)
             case "comment":
                 end = self._find_comment_end(end)
             case "flat":
@@ -175,8 +176,10 @@ class _Pass:
 
     # Inline code
 
-    def _skip_code(self, start: int) -> int:
-        """Take inline code out; a run without a partner stays, as a mark without one."""
+    def _skip_code(self, start: int, end: int) -> int:
+        """Take inline code out; a run without a partner stays, as a mark without one. Shorter runs that have one the grammar knows."""
+        if end - start <= LONGEST_KNOWN_RUN:
+            return end
         if start >= self._runs_end:
             self._look_at_runs(start)
         end = self._runs[start]

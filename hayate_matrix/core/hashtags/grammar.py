@@ -73,6 +73,8 @@ def _repeat(construct: str) -> str:
     return rf"{construct}(?:{_WORDS}{construct})*+"
 
 
+LONGEST_KNOWN_RUN = 3
+"""Backticks of inline code that `_CODE` matches to its end; a run of these that it leaves has no partner."""
 _CODE = "|".join(
     [
         _repeat(r"`(?!`)[^`\n]*+(?:``++[^`\n]*+)*+`(?!`)"),
