@@ -7,7 +7,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation
 LOUD := $(PYTHON) deploy/loud.py
 
-.PHONY: help setup check test bench demo audit lock hooks clean
+.PHONY: help setup check test bench demo homeserver audit lock hooks clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' Makefile
@@ -38,6 +38,9 @@ bench: .venv/ready ## measure beside the plainest bot on the same library, and p
 
 demo: .venv/ready ## a real homeserver on loopback, a conversation under hashtags; stays up until Ctrl-C, with ONCE=1 ends after it
 	@$(BIN)/python -m hayate_matrix.demo $(if $(ONCE),--once)
+
+homeserver: .venv/ready ## a real homeserver on loopback alone, with two accounts for docs/tutorial.md; until Ctrl-C
+	@$(BIN)/python -m hayate_matrix.demo --homeserver
 
 audit: ## ask the advisory database about the pinned packages (needs the network)
 	@test -x .venv-audit/bin/pip-audit || $(PYTHON) -m venv --clear .venv-audit

@@ -1,4 +1,4 @@
-"""`python -m hayate_matrix.demo [--once]`: plays the scene; `--once` ends after it."""
+"""`python -m hayate_matrix.demo [--once | --homeserver]`: plays the scene; `--once` ends after it, `--homeserver` plays none."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ import os
 import sys
 
 from hayate_matrix.demo.homeserver import HomeserverError
-from hayate_matrix.demo.scene import play
+from hayate_matrix.demo.scene import lend_homeserver, play
 from hayate_matrix.errors import HayateError
 
 
 def main(arguments: list[str]) -> int:
     """Return the exit code."""
-    if arguments not in ([], ["--once"]):
-        print("usage: python -m hayate_matrix.demo [--once]", file=sys.stderr)
+    if arguments not in ([], ["--once"], ["--homeserver"]):
+        print("usage: python -m hayate_matrix.demo [--once | --homeserver]", file=sys.stderr)
         return 2
     try:
         with contextlib.suppress(KeyboardInterrupt, asyncio.CancelledError):
-            asyncio.run(play(once=bool(arguments)))
+            asyncio.run(lend_homeserver() if arguments == ["--homeserver"] else play(once=bool(arguments)))
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left to be written has nowhere to go
         return 1

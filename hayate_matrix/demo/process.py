@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -14,7 +15,6 @@ from hayate_matrix.demo.guest import PATIENCE_S
 from hayate_matrix.demo.homeserver import HomeserverError
 
 if TYPE_CHECKING:
-    import signal
     from collections.abc import Awaitable
     from pathlib import Path
 
@@ -101,15 +101,24 @@ class BotProcess:
         """Return the log of the present run."""
         return self.log.read_bytes()[self._read :].decode(errors="replace")
 
+    async def ends(self) -> str:
+        """Return how the process ended, once it has by itself: as the rest of a sentence."""
+        while self._process is not None and self._process.poll() is None:  # noqa: ASYNC110  no event tells that a child has ended
+            await asyncio.sleep(0.2)
+        code = 0 if self._process is None else self._process.returncode
+        return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"has ended with exit code {code}"
+
     def end(self, number: signal.Signals) -> None:
         """Send a signal and wait until the process is gone."""
         process, self._process = self._process, None
-        if process is not None and process.poll() is None:
+        if process is None:
+            return
+        if process.poll() is None:
             process.send_signal(number)
             try:
                 process.wait(20)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-            if process.stdin is not None:
-                process.stdin.close()
+        if process.stdin is not None:
+            process.stdin.close()

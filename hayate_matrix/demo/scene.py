@@ -24,6 +24,7 @@ from hayate_matrix import log
 from hayate_matrix.demo.guest import Guest
 from hayate_matrix.demo.homeserver import Homeserver, HomeserverError
 from hayate_matrix.demo.process import BotProcess, patiently, tell
+from hayate_matrix.demo.talk import show, stay
 
 if TYPE_CHECKING:
     from hayate_matrix.core.ids import RoomId
@@ -50,10 +51,11 @@ async def play(*, once: bool) -> None:
         HomeserverError: something did not come about; the text says what to do.
     """
     log.configure("error", "text")
-    if (task := asyncio.current_task()) is not None:
-        for number in (signal.SIGTERM, signal.SIGHUP):  # Ctrl-C is asyncio's
-            asyncio.get_running_loop().add_signal_handler(number, task.cancel)
-    with tempfile.TemporaryDirectory(prefix="hayate-demo-") as folder, await asyncio.to_thread(Homeserver.start, say=tell) as homeserver:
+    _end_with_signals()
+    with (
+        tempfile.TemporaryDirectory(prefix="hayate-demo-", ignore_cleanup_errors=True) as folder,  # a bot started by hand may write there
+        await asyncio.to_thread(Homeserver.start, say=tell) as homeserver,
+    ):
         passwords = {name: secrets.token_urlsafe(9) for name in ("hana", "you", "hayate")}
         hana, you, bot = (homeserver.register(name, password).user_id for name, password in passwords.items())
         tell(f"Two people and a bot: {hana} is played here, {you} is you, {bot} is the bot.")
@@ -66,15 +68,37 @@ async def play(*, once: bool) -> None:
             garden, direct = await _prepare(cast, passwords["hayate"], homeserver.url)
             await _converse(cast, garden, direct)
             if once:
-                tell("\nThat was all of it. Try next: `make demo`, which stays up for a client of your own, or docs/tutorial.md.")
+                tell("\nThat was all of it. Try next: `make demo`, which stays up to be talked to, or docs/tutorial.md.")
                 return
             _invite_a_client(homeserver, cast, passwords["you"])
-            await asyncio.Event().wait()
+            await stay(process, guest, garden, bot=bot, start_again=f"{_find_program()} run --home {home}")
         finally:
             with contextlib.suppress(OSError):  # nobody may be reading any more
                 tell("Stopping ...")
             await patiently("the bot to end", asyncio.to_thread(process.end, signal.SIGTERM))
             await patiently("the guest to end", guest.stop())
+
+
+async def lend_homeserver() -> None:
+    """Keep a homeserver up for whoever has none, with an account that nobody has used for the bot and one for its operator."""
+    _end_with_signals()
+    with await asyncio.to_thread(Homeserver.start, say=tell) as homeserver:
+        passwords = {name: secrets.token_urlsafe(9) for name in ("bot", "you")}
+        bot, you = (homeserver.register(name, password).user_id for name, password in passwords.items())
+        tell("\nA homeserver for docs/tutorial.md, until Ctrl-C; it is thrown away then. Write world.test there for example.org.")
+        tell(f"  your client    homeserver {homeserver.url}   user {you}   password {passwords['you']}")
+        tell(f"  the bot        {_find_program()} login --homeserver {homeserver.url} --user {bot}   password {passwords['bot']}")
+        try:
+            await asyncio.Event().wait()
+        finally:
+            with contextlib.suppress(OSError):  # nobody may be reading any more
+                tell("Stopping ...")
+
+
+def _end_with_signals() -> None:
+    if (task := asyncio.current_task()) is not None:
+        for number in (signal.SIGTERM, signal.SIGHUP):  # Ctrl-C is asyncio's
+            asyncio.get_running_loop().add_signal_handler(number, task.cancel)
 
 
 async def _prepare(cast: Cast, password: str, url: str) -> tuple[RoomId, RoomId]:
@@ -110,7 +134,7 @@ async def _converse(cast: Cast, garden: RoomId, direct: RoomId) -> None:
     waiting = await hana.says(garden, text, to=cast.bot)
     tell(f"  hana: {text}")
     await process.start()
-    _show((await hana.sees_answer(waiting)).body)
+    show((await hana.sees_answer(waiting)).body)
 
     tell("\nWhat was said under which tag outlives the bot; a lookup leads back to the very message:")
     await _ask(hana, garden, "/hashtags")
@@ -137,19 +161,12 @@ async def _ask(guest: Guest, room: RoomId, text: str, *, to: str | None = None) 
     tell(f"  hana: {text}")
     answer = await guest.sees_answer(event_id)
     took_ms = (time.monotonic() - asked_at) * 1000
-    _show(answer.body, f"     ({took_ms:.0f} ms, {'encrypted' if answer.is_encrypted else 'in clear'})")
+    show(answer.body, f"     ({took_ms:.0f} ms, {'encrypted' if answer.is_encrypted else 'in clear'})")
     return answer.body
 
 
-def _show(text: str, remark: str = "") -> None:
-    first, *rest = text.splitlines()
-    tell(f"  hayate: {first}{remark}")
-    for line in rest:
-        tell(f"          {line}")
-
-
 def _invite_a_client(homeserver: Homeserver, cast: Cast, password: str) -> None:
-    tell("\nThe homeserver and the bot stay up. Log in with a client of your own (Element, for example), or press Ctrl-C to end.")
+    tell("\nThe homeserver and the bot stay up until Ctrl-C. Log in with a client of your own (Element, for example).")
     tell(f"  homeserver {homeserver.url}   user {cast.you}   password {password}")
     tell("  Accept the invite to Garden and write there, then in a direct message with the bot:")
     for typed, what in (

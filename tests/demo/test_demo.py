@@ -9,10 +9,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import IO
 
 import pytest
 
 from hayate_matrix.core.ids import RoomId
+from hayate_matrix.core.status import load_status
 from hayate_matrix.demo.guest import Guest
 from hayate_matrix.demo.homeserver import PYTHON_VARIABLE, HomeserverError, find_python
 from tests.support.waiting import eventually
@@ -96,12 +98,89 @@ async def test_it_stays_up_for_a_client_and_nothing_outlives_it(end: str, tmp_pa
         else:
             if end == "hangup":
                 await _type_what_is_shown("".join(shown), tmp_path)
+                _kill_its_bot(shown, process.stdout)
             os.kill(process.pid, signal.SIGHUP if end == "hangup" else signal.SIGKILL)
         process.wait(60)
     assert process.returncode == {"hangup": 0, "kill": -signal.SIGKILL, "closed output": 1}[end], shown
     await eventually(lambda: not _is_group_alive(process.pid), timeout_s=60)
     if end == "hangup":
         assert not Path(shown[-1].split("--home ")[1].strip()).exists()
+
+
+def _kill_its_bot(shown: list[str], more: IO[str]) -> None:
+    """Kill the bot as the tutorial does, and read that the demo noticed and how to start it again."""
+    place = shown[-1].split("--home ")[1].strip()
+    status = load_status((Path(place) / "status.json").read_text())
+    assert status is not None
+    os.kill(status.pid, signal.SIGKILL)
+    told = next(line for line in more if line.startswith("The bot was ended"))
+    assert "SIGKILL" in told
+    assert more.readline().endswith(f"hayate-matrix run --home {place}\n")
+    assert not Path(f"/proc/{status.pid}").exists(), "it is a zombie"
+
+
+@pytest.mark.requirement("NEW-1", "NEW-4")
+async def test_a_homeserver_alone_has_what_the_tutorial_needs(tmp_path: Path) -> None:
+    """`make homeserver` names an account for the bot, logged in as it stands there, and one for its operator; it ends with SIGTERM."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-u", "-m", "hayate_matrix.demo", "--homeserver"]
+    with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            you = bot = None
+            for line in process.stdout:
+                you = you or re.search(r"homeserver (\S+) +user (\S+) +password (\S+)", line)
+                if bot := re.search(r"login (--homeserver \S+ --user \S+) +password (\S+)", line):
+                    break
+            assert you is not None
+            assert bot is not None
+            guest = await Guest.enter(you[1], you[2], you[3], tmp_path / "you", print)
+            await guest.stop()
+            home = tmp_path / "home"
+            done = subprocess.run(
+                [sys.executable, "-m", "hayate_matrix.cli.main", "login", *bot[1].split(), "--home", str(home)],
+                env={**environment, "HAYATE_MATRIX__PASSWORD": bot[2]},
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=60,
+            )
+            assert done.returncode == 0, done.stderr
+        finally:
+            process.terminate()
+            process.wait(30)
+    assert process.returncode == 0
+
+
+@pytest.mark.requirement("NEW-1")
+async def test_what_is_typed_at_the_demo_is_said_in_the_room(tmp_path: Path) -> None:
+    """Nobody needs a client for a first look: a line at the terminal is a request, one with `!` a command, and the answers are shown."""
+    ours, theirs = os.openpty()
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    log = tmp_path / "shown"
+    with (
+        log.open("w") as out,
+        subprocess.Popen(
+            [sys.executable, "-u", "-m", "hayate_matrix.demo"], cwd=ROOT, env=environment, stdin=theirs, stdout=out, stderr=out
+        ) as process,
+    ):
+        try:
+
+            async def shows(text: str) -> None:
+                await eventually(lambda: text in log.read_text() or process.poll() is not None, timeout_s=120, what=log.read_text)
+                assert text in log.read_text()
+
+            await shows("you: ")
+            os.write(ours, b"The #gate needs oil\n")
+            await shows("you:   hayate: #gate \u00b7 Noted: The #gate needs oil\nyou: ")
+            os.write(ours, b"!hashtags\n")
+            await shows("hayate: #gate\n          #release\n          #rollout\nyou: ")
+        finally:
+            process.terminate()
+            process.wait(60)
+            os.close(ours)
+            os.close(theirs)
+    assert process.returncode == 0
 
 
 async def _type_what_is_shown(shown: str, folder: Path) -> None:
