@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import sqlalchemy as sa
 
-from hayate_matrix.store.database import prepared
+from hayate_matrix.store.database import drivers, open_database, prepared
 from hayate_matrix.store.database.prepared import Change, Rows, SwiftConnection
 from hayate_matrix.store.schema import conversations, inbox, meta
 
 if TYPE_CHECKING:
     from hayate_matrix.store.database import Connection, Database
+    from tests.support.postgres import Postgres
 
 ROOM = {"id": "c1", "room_id": "!r", "made_at_ms": 2**45, "is_present": True, "is_paused": False, "streak": 3, "streak_sender": None}
 FACT = {
@@ -159,3 +160,38 @@ async def test_statements_that_are_built_anew_fill_no_memory(database: Database,
         return len(connection._ready)  # type: ignore[attr-defined]
 
     assert await database.transaction("test.build", build) <= 10
+
+
+@pytest.mark.requirement("STO-5", "SEC-2")
+@pytest.mark.parametrize("value", ["a\x00b", "half a pair \ud800", object()], ids=["NUL", "surrogate", "no value"])
+async def test_what_postgres_takes_in_no_column_is_refused_alike(postgres: Postgres, value: object) -> None:
+    """A text with NUL would be cut off below the driver; it is an error, as of the driver, and so is what is no text at all."""
+    database = open_database(postgres.make_database())
+    found: list[type[BaseException]] = []
+    for execute in (sa.Connection.execute, SwiftConnection.execute):
+
+        def work(connection: Connection, execute: Any = execute) -> None:
+            fill(connection)
+            execute(connection, sa.insert(meta), {"name": "x", "value": value})
+
+        with pytest.raises((sa.exc.DBAPIError, UnicodeEncodeError)) as caught:
+            await database.transaction("test.refused", work)
+        found.append(caught.type)
+    assert found[0] is found[1]
+    assert await database.read(lambda connection: connection.scalar(sa.select(sa.func.count()).select_from(meta))) == 0
+    database.close()
+
+
+@pytest.mark.requirement("STO-5")
+async def test_more_statements_than_the_server_should_remember_go_on(postgres: Postgres, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Statements that are built anew do not fill the server's memory either."""
+    monkeypatch.setattr(drivers, "_MOST_NAMED", 5)
+    database = open_database(postgres.make_database())
+
+    def build(connection: Connection) -> int:
+        for number in range(30):
+            assert connection.scalar(sa.select(sa.literal_column(f"'{number}%'"))) == f"{number}%"
+        return int(connection.scalar(sa.text("SELECT count(*) FROM pg_prepared_statements WHERE name LIKE 'hayate%'")))
+
+    assert await database.transaction("test.many", build) == 5
+    database.close()
