@@ -125,12 +125,12 @@ async def _prepare(cast: Cast, password: str, url: str) -> tuple[RoomId, RoomId]
 
 async def _converse(cast: Cast, garden: RoomId, direct: RoomId) -> None:
     hana, process = cast.hana, cast.process
-    tell("\nA request with a hashtag in Garden, end-to-end encrypted; its answer carries the tag as a label:")
+    tell("\nA request with a hashtag in Garden, encrypted, with a mention, as rooms need it; the answer carries the tag as a label:")
     await _ask(hana, garden, "Check the #release notes before Friday", to=cast.bot)
 
     tell("\nThe bot is killed in the middle of its life (SIGKILL), and something is said while it is gone:")
     await asyncio.to_thread(process.end, signal.SIGKILL)
-    text = "The #rollout and the #release begin at nine"
+    text = "@hayate The #rollout and the #release begin at nine"
     waiting = await hana.says(garden, text, to=cast.bot)
     tell(f"  hana: {text}")
     await process.start()
@@ -156,6 +156,7 @@ async def _converse(cast: Cast, garden: RoomId, direct: RoomId) -> None:
 
 async def _ask(guest: Guest, room: RoomId, text: str, *, to: str | None = None) -> str:
     """Say something, show it and its answer, and return the answer."""
+    text = f"@hayate {text}" if to else text
     asked_at = time.monotonic()
     event_id = await guest.says(room, text, to=to)
     tell(f"  hana: {text}")

@@ -187,6 +187,28 @@ def test_the_readme_is_short_and_begins_with_what_a_newcomer_needs() -> None:
     assert said == ["hana", "hayate"] * 3
 
 
+def test_the_commands_that_take_rooms_are_named() -> None:
+    """The reference says of just those commands that they take `--rooms` which do."""
+    takes = []
+    for name, one in get_command(app).commands.items():  # type: ignore[attr-defined]  # a typer app is a group
+        for full, inner in {f"{name} {part}": known for part, known in getattr(one, "commands", {}).items()}.items() or [(name, one)]:
+            takes += [full] if any("--rooms" in option.opts for option in inner.params) else []
+    sentence = next(part for part in " ".join(read("commands.md").split()).split("; ") if "`--rooms LIST`" in part)
+    assert sorted(re.findall(r"`([a-z ]+)`", sentence)) == sorted(takes)
+
+
+@pytest.mark.requirement("ROOM-5", "NEW-3")
+def test_what_is_said_in_a_room_mentions_the_bot() -> None:
+    """A request in a transcript works when it is typed as it stands; the page on rooms says how to mention, and what the default is."""
+    for name, people in (("README.md", "hana"), ("docs/hashtags.md", "ann")):
+        said = re.findall(rf"^ *{people}: +(.*)$", (ROOT / name).read_text(), re.MULTILINE)
+        assert said
+        assert [text for text in said if not text.startswith(("@", "!", "/"))] == []
+    page = " ".join(read("how-to/allowlist.md").split())
+    assert "pick its name from the list" in page
+    assert f'`matrix.trigger` is `"{Settings().matrix.trigger}"` by default' in page
+
+
 @pytest.mark.requirement("NEW-3", "ROOM-1")
 @pytest.mark.parametrize("name", ["README.md", "docs/tutorial.md"])
 def test_a_first_start_has_its_rooms_in_the_file(name: str) -> None:
