@@ -168,6 +168,7 @@ def test_a_fence_is_closed_by_its_like_alone(message: str, tags: str) -> None:
         ("#a <!-- #no\n\n#no", "a"),
         ("<B> #no </b> #no", ""),
         ("<b>#no</b>#no #c", "c"),
+        ("<b> <b/> #no </b> #c", "c"),
         ("<b><!-- </b> --> #no </b> #c", "c"),
         ("://x #c", "c"),
         ("www. #c", "c"),
@@ -247,6 +248,8 @@ def test_a_mark_without_a_partner_ends_its_line(mark: str) -> None:
         ("”a” #no", ""),
         ("«a »b« #no", ""),
         ("“a ‘b” c’ #no", ""),
+        ('"a \'b "c" d\' e" #no', ""),
+        ("“a 'b'”#no", ""),
     ],
 )
 def test_pairs_of_different_characters_nest(message: str, tags: str) -> None:
