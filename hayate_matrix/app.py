@@ -156,6 +156,7 @@ class App:
         )
         keystore = KeyStore(self._home / "matrix.db", sealer, self._clock)
         edge = Edge(keystore, http, account, self._clock, options, may_take=lambda: not self._is_low(_POSITION_SHARE))
+        _log.info("starting", user=credentials.user_id, homeserver=credentials.homeserver)
         try:
             database.own_account(credentials.user_id)
             await edge.open()

@@ -15,7 +15,7 @@ import typer
 
 from hayate_matrix import __version__
 from hayate_matrix.cli.options import Config, Home, Set, read_settings, require_stored, say_again
-from hayate_matrix.cli.progress import Progress
+from hayate_matrix.cli.progress import Progress, patiently
 from hayate_matrix.core import status as status_file
 from hayate_matrix.errors import AccountError, StoreError
 from hayate_matrix.settings.restored import find_missing, list_known, note_restored, tell_remedy
@@ -67,7 +67,7 @@ def backup(
         folder = Path(name)
         # Keys first: what is handed to the harness meanwhile is then in both copies, never in neither.
         copy_database(loaded.home / "matrix.db", folder / _KEYS, report=Progress("copying room keys and identity"))
-        strip_copy(folder / _KEYS)
+        asyncio.run(patiently("the old device's keys to be taken out", asyncio.to_thread(strip_copy, folder / _KEYS)))
         parts = [_MANIFEST, _KEYS]
         if loaded.settings.store.url is None:
             copy_database(loaded.home / "hayate.db", folder / _HARNESS, report=Progress("copying sessions and what is owed"))

@@ -11,6 +11,7 @@ import typer
 
 from hayate_matrix import log
 from hayate_matrix.cli.options import Config, Home, Set, read_settings, say_again
+from hayate_matrix.cli.progress import patiently
 from hayate_matrix.errors import AccountError, SettingsError
 from hayate_matrix.settings.sources import read_secret
 
@@ -85,12 +86,13 @@ async def ask_for_login(
     http = Http(homeserver, SystemClock())
     try:
         if access_token is not None:
-            return await log_in_with_token(http, secrets_dir, access_token, expected=before)
+            return await patiently(homeserver, log_in_with_token(http, secrets_dir, access_token, expected=before))
         if user is None:
             raise SettingsError("matrix.user is unset.", remedy="Say --user @bot:example.org")
         device_id = before.device_id if before else None
         password = _find_password(loaded, user)
-        return await log_in_with_password(http, secrets_dir, user, password, device_name=matrix.device_name, device_id=device_id)
+        work = log_in_with_password(http, secrets_dir, user, password, device_name=matrix.device_name, device_id=device_id)
+        return await patiently(homeserver, work)
     finally:
         await http.close()
 

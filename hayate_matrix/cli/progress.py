@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 import time
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable
+
+T = TypeVar("T")
 
 _SILENCE_S = 2.0
 """Between two plain lines; NEW-4 allows five seconds of silence, and a busy machine takes its share of them."""
@@ -38,3 +45,15 @@ class Progress:
         if self._width or line:
             print(f"\r{line:<{self._width}}", end="" if line else "\r", file=sys.stderr, flush=True)
         self._width = len(line)
+
+
+async def patiently(what: str, work: Awaitable[T]) -> T:
+    """Return what `work` gives, and say now and then that it goes on where nobody knows how far it is; `what` is what is waited for."""
+    task = asyncio.ensure_future(work)
+    started = time.monotonic()
+    try:
+        while not (await asyncio.wait({task}, timeout=_SILENCE_S))[0]:
+            print(f"waiting for {what} ({time.monotonic() - started:.0f} s) ...", file=sys.stderr, flush=True)
+    finally:
+        task.cancel()
+    return task.result()

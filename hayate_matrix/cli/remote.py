@@ -6,6 +6,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from hayate_matrix.cli.doctor import Finding
+from hayate_matrix.cli.progress import patiently
 from hayate_matrix.errors import HayateError, MatrixError, StopError
 
 if TYPE_CHECKING:
@@ -33,9 +34,9 @@ async def check_homeserver(loaded: Loaded) -> list[Finding]:
         return [Finding("fault", "account", "nobody has logged in", "Run: hayate-matrix login --homeserver URL --user @bot:example.org")]
     http = Http(homeserver, SystemClock(), access_token=credentials.access_token if credentials else "")
     try:
-        findings = [await _check_versions(http)]
+        findings = [await patiently(homeserver, _check_versions(http))]
         if findings[0].level == "ok":
-            findings += await _check_account(http, credentials)
+            findings += await patiently(homeserver, _check_account(http, credentials))
     finally:
         await http.close()
     return findings
@@ -47,7 +48,7 @@ async def _check_versions(http: Http) -> Finding:
     try:
         answer = await anonymous.request("doctor.versions", "GET", "/_matrix/client/versions", retry=False, timeout_s=_PATIENCE_S)
     except HayateError as error:
-        remedy = error.remedy or "See whether it runs, whether the address that the login kept is right, and what stands before it."
+        remedy = error.remedy or "Wait for it to let up; its administrator can raise the limit."
         named = "" if http.homeserver in error.problem else f"{http.homeserver}: "
         return Finding("fault", "homeserver", named + error.problem, remedy)
     finally:

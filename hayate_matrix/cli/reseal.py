@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from hayate_matrix.cli.options import Config, Home, Set, read_settings, require_stored
+from hayate_matrix.cli.progress import patiently
 
 if TYPE_CHECKING:
     from hayate_matrix.settings.sources import Loaded
@@ -41,10 +42,12 @@ async def _reseal(loaded: Loaded) -> tuple[int, str]:
         new = Sealer(read_key(find_next_key(path), may_make=True), is_on=loaded.settings.store.seal)
         database = open_database(loaded.settings.store.url or loaded.home / "hayate.db")
         try:
-            count = await database.transaction("store.reseal", partial(reseal_harness, old=old, new=new))
+            work = database.transaction("store.reseal", partial(reseal_harness, old=old, new=new))
+            count = await patiently("the texts of sessions to be sealed", work)
         finally:
             database.close()
         if (loaded.home / "matrix.db").exists():
-            count += await asyncio.to_thread(reseal_keys, loaded.home / "matrix.db", old, new)
+            keys = asyncio.to_thread(reseal_keys, loaded.home / "matrix.db", old, new)
+            count += await patiently("the keys to be sealed", keys)
         promote_next_key(path)
     return count, new.key_id

@@ -44,6 +44,7 @@ _DEFAULT_LIMIT_S = 5.0
 """Pause after a 429 that names no time."""
 MAX_ANSWER_BYTES = 256 * 1024 * 1024
 """An answer larger than this is not read: more than any sync of an account with a thousand rooms (10.7 MB measured)."""
+_LOOK = "See whether it runs, whether its address is right, and what stands before it."
 _PARSE_ASIDE_BYTES = 256 * 1024
 """Answers larger than this are parsed in a thread, so that timers and other requests go on between."""
 
@@ -122,7 +123,7 @@ class Http:
         """Return the JSON object that the homeserver answered.
 
         Args:
-            label: names the step, for the log and the crash tests.
+            label: names the step, for the log and the crash tests; no error's text holds it.
             method: the HTTP method.
             path: from `/_matrix/` on, percent-encoded.
             body: the JSON body, or the bytes of a file; a POST or PUT without one sends `{}`.
@@ -145,7 +146,7 @@ class Http:
             token = self.access_token
             asked = {**query, **failing_query} if query and failing_query and self.is_failing else query
             try:
-                answer = await self._try_once(label, method, path, body, asked, timeout_s)
+                answer = await self._try_once(method, path, body, asked, timeout_s)
             except MatrixError as error:
                 self._note_success()
                 if error.errcode != "M_UNKNOWN_TOKEN" or self.on_unknown_token is None or not await self.on_unknown_token(token, error):
@@ -195,7 +196,6 @@ class Http:
 
     async def _try_once(
         self,
-        label: str,
         method: str,
         path: str,
         body: dict[str, Any] | bytes | None,
@@ -225,10 +225,10 @@ class Http:
             ) as response:
                 raw = await _read_bounded(response)
                 self._note_date(response.headers.get("Date"))
-                return await _classify(label, response, raw)
+                return await _classify(response, raw)
         except TimeoutError as error:
-            text = f"The homeserver did not answer {label} within {timeout_s:g} s."
-            raise HomeserverDown(text) from error
+            text = f"{self.homeserver} did not answer within {timeout_s:g} s."
+            raise HomeserverDown(text, remedy=_LOOK) from error
         except aiohttp.ClientConnectorCertificateError as error:
             text = f"The certificate of {self.homeserver} was refused: {error.certificate_error}."
             raise HomeserverDown(
@@ -236,9 +236,10 @@ class Http:
             ) from error
         except aiohttp.ClientConnectorError as error:
             text = f"{self.homeserver} can't be reached: {error.os_error.strerror or error.os_error}."
-            raise HomeserverDown(text, remedy="See whether it runs, and whether its address is right.") from error
+            raise HomeserverDown(text, remedy=_LOOK) from error
         except (aiohttp.ClientError, OSError) as error:
-            raise HomeserverDown(f"The connection for {label} failed: {type(error).__name__}: {error}.") from error
+            text = f"The connection to {self.homeserver} failed: {type(error).__name__}: {str(error).rstrip('.')}."
+            raise HomeserverDown(text, remedy=_LOOK) from error
 
     def _open_session(self) -> aiohttp.ClientSession:
         if self._session is None:
@@ -281,7 +282,7 @@ async def _read_bounded(response: aiohttp.ClientResponse) -> bytes:
     return b"".join(chunks)
 
 
-async def _classify(label: str, response: aiohttp.ClientResponse, raw: bytes) -> dict[str, Any]:
+async def _classify(response: aiohttp.ClientResponse, raw: bytes) -> dict[str, Any]:
     """Return the object, or raise what the answer means; an answer that is no Matrix answer is never a success."""
     status = response.status
     try:
@@ -289,20 +290,22 @@ async def _classify(label: str, response: aiohttp.ClientResponse, raw: bytes) ->
     except (ValueError, RecursionError):
         parsed = None
     if status == 429:  # noqa: PLR2004 - Too Many Requests; a gateway may say it with a page
-        raise RateLimited(f"{label} was rate-limited.", wait_s=_named_wait(response, parsed if isinstance(parsed, dict) else {}))
+        raise RateLimited(
+            "The homeserver limits how often it is asked (429).", wait_s=_named_wait(response, parsed if isinstance(parsed, dict) else {})
+        )
     if not isinstance(parsed, dict):
-        raise HomeserverDown(f"{label} was answered with status {status} and a body that is no JSON object.")
+        raise HomeserverDown(f"The homeserver answered with status {status} and a body that is no JSON object.", remedy=_LOOK)
     if 200 <= status < 300:  # noqa: PLR2004 - the class of success
         return parsed
     errcode = parsed.get("errcode")
     if errcode == "M_LIMIT_EXCEEDED":
-        raise RateLimited(f"{label} was rate-limited.", wait_s=_named_wait(response, parsed))
+        raise RateLimited("The homeserver limits how often it is asked (429).", wait_s=_named_wait(response, parsed))
     if status == 401 and "flows" in parsed:  # noqa: PLR2004 - the interactive step has no errcode on its first answer
         raise MatrixError("M_INTERACTIVE", "a further step is needed", status=status, body=parsed)
     if errcode == "M_USER_LOCKED":
         raise HomeserverDown("The account is locked by the homeserver's administrator.", wait_s=LAST_PAUSE_S)
     if not isinstance(errcode, str) or status >= 500:  # noqa: PLR2004 - server errors
-        raise HomeserverDown(f"{label} was answered with status {status} {errcode or 'without a Matrix error code'}.")
+        raise HomeserverDown(f"The homeserver answered with status {status} {errcode or 'and no Matrix error code'}.", remedy=_LOOK)
     raise MatrixError(errcode, str(parsed.get("error", ""))[:300], status=status, body=parsed)
 
 

@@ -112,7 +112,7 @@ def test_an_empty_machine_is_told_what_to_do_first(call: Call, home: Path) -> No
     [
         ({"body": "<html>Bad gateway</html>", "status": 502}, "502"),
         ({"body": "<html>Welcome</html>", "status": 200}, "no JSON"),
-        ({"body": {"errcode": "M_LIMIT_EXCEEDED", "retry_after_ms": 2000}, "status": 429}, "rate-limited"),
+        ({"body": {"errcode": "M_LIMIT_EXCEEDED", "retry_after_ms": 2000}, "status": 429}, "limits how often it is asked"),
         ({"body": {"errcode": "M_UNKNOWN", "error": "x"}, "status": 500}, "500"),
         ({"body": {"versions": ["r0.6.1", "v1.2"]}, "status": 200}, "v1.11 is needed"),
     ],
@@ -140,8 +140,11 @@ def test_a_homeserver_that_hangs_or_is_gone_is_told(
     async def hang(_request: web.Request, _body: Any) -> None:
         await asyncio.sleep(5)
 
+    monkeypatch.setattr("hayate_matrix.cli.progress._SILENCE_S", 0.05)
     well.handles("GET", "*/versions", hang)
-    assert "did not answer" in find(call("doctor").out, "homeserver")
+    outcome = call("doctor")
+    assert f"{well.url} did not answer within 0.2 s. See whether it runs" in find(outcome.out, "homeserver")
+    assert f"waiting for {well.url} (" in outcome.err
     path = home / "secrets" / "credentials.json"
     kept = json.loads(path.read_text())
     path.write_text(json.dumps({**kept, "homeserver": "http://127.0.0.1:1"}))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -11,6 +12,8 @@ from hayate_matrix.app import own_home
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from aiohttp import web
 
     from tests.cli.conftest import Call
     from tests.support.fabricated import FabricatedHomeserver
@@ -132,6 +135,25 @@ def test_what_a_login_lacks_is_named(call: Call, server: FabricatedHomeserver, m
     outcome = call("login", *options)
     assert outcome.code == 78
     assert f"matrix.{missing} is unset. Say --{missing}" in outcome.err
+
+
+@pytest.mark.requirement("NEW-4", "NEW-2")
+def test_a_login_at_a_homeserver_that_hangs_says_what_it_waits_for(
+    call: Call, server: FabricatedHomeserver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody looks at a silent terminal for half a minute, and what is said is an address and not a name out of the code."""
+    server.passwords[BOT] = PASSWORD
+    monkeypatch.setenv("HAYATE_MATRIX__PASSWORD", PASSWORD)
+    monkeypatch.setattr("hayate_matrix.cli.progress._SILENCE_S", 0.05)
+
+    async def dawdle(_request: web.Request, _body: Any) -> None:
+        await asyncio.sleep(0.3)
+
+    server.handles("GET", "*/login", dawdle)
+    outcome = call("login", "--homeserver", server.url, "--user", BOT)
+    assert outcome.code == 0, outcome.err
+    assert f"waiting for {server.url} (0 s) ...\n" in outcome.err
+    assert "account." not in outcome.err
 
 
 @pytest.mark.requirement("NEW-2")

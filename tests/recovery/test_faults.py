@@ -31,11 +31,11 @@ WINDOW_S = 10.0
 """Any ten seconds of them: a burst must not hide in the mean of two minutes."""
 _DOWN = "gets no answer from the homeserver"
 _LIMITED = "limited by the homeserver just now"
-_CUT = "The connection for doctor.versions failed"
+_CUT = "The connection to http://127.0.0.1"
 FAULTS = {
-    "429 without a time": (faults.rate_limited(), "rate-limited", _LIMITED),
-    "429 with a header": (faults.rate_limited(1), "rate-limited", _LIMITED),
-    "429 with a time in the body": (faults.rate_limited(1, where="body"), "rate-limited", _LIMITED),
+    "429 without a time": (faults.rate_limited(), "limits how often it is asked", _LIMITED),
+    "429 with a header": (faults.rate_limited(1), "limits how often it is asked", _LIMITED),
+    "429 with a time in the body": (faults.rate_limited(1, where="body"), "limits how often it is asked", _LIMITED),
     "502 with a page": (faults.bad_gateway(), "status 502", _DOWN),
     "500 from Matrix": (faults.server_error(), "status 500", _DOWN),
     "200 with a page": (faults.page_with_200(), "status 200 and a body that is no JSON object", _DOWN),
