@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import configparser
 import inspect
 import re
 import shlex
@@ -185,6 +186,35 @@ def test_the_readme_is_short_and_begins_with_what_a_newcomer_needs() -> None:
     assert "make test" in top
     said = re.findall(r"^      (hana|hayate): ", top, re.MULTILINE)
     assert said == ["hana", "hayate"] * 3
+
+
+@pytest.mark.requirement("NEW-3", "STO-1")
+def test_the_unit_starts_the_bot_as_the_page_says() -> None:
+    """The service's command exists, no restart tries what none mends, its home is the page's and closed, and the page names it."""
+    unit = configparser.RawConfigParser(strict=True, delimiters=["="])
+    unit.optionxform = str  # type: ignore[assignment]  # names keep their case, as the library advises
+    unit.read_string((ROOT / "deploy" / "hayate-matrix.service").read_text())
+    service = unit["Service"]
+    program, *arguments = shlex.split(service["ExecStart"])
+    parse(arguments)
+    assert service["Restart"] == "on-failure"
+    kinds = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if kind in {errors.SettingsError, errors.AccountError}]
+    assert {int(code) for code in service["RestartPreventExitStatus"].split()} == {kind.exit_code for kind in kinds}
+    assert (service["UMask"], service["StateDirectoryMode"]) == ("0077", "0700")
+    page = read("how-to/operate.md")
+    home = service["Environment"].partition("=")[2]
+    assert home == f"/var/lib/{service['StateDirectory']}"
+    for name in (
+        home,
+        str(Path(program).parents[1]),
+        f" {service['User']}\n",
+        "deploy/hayate-matrix.service",
+        "deploy/requirements-run.txt",
+    ):
+        assert name in page, name
+    for line in re.findall(r"-r (\S+)", page):
+        assert (ROOT / line).exists()
+    assert "deploy/hayate-matrix.service" in (ROOT / "README.md").read_text()
 
 
 def test_the_commands_that_take_rooms_are_named() -> None:

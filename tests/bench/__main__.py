@@ -26,6 +26,8 @@ MEASURES = {
 async def main(names: list[str]) -> None:
     """Run what is named."""
     report = Report()
+    if not names:
+        report.say(f"measuring all of {', '.join(MEASURES)}: about six minutes; one alone: python -m tests.bench NAME")
     for name in names or list(MEASURES):
         if name == "roundtrip" and not HAS_OLM:
             report.note("PERF-1", f"not measured: {WHY_NO_OLM}")
