@@ -262,6 +262,7 @@ class App:
             allowlist=describe_rooms(self._settings.matrix.rooms),
             rooms=None if self._settings.matrix.rooms is None else list(self._settings.matrix.rooms),
             settings=sorted(self._were_set),
+            aliases=await edge.list_alias_troubles(),
             unsigned_senders=await edge.list_unsigned_senders(),
             rooms_served=counts.pop("rooms.served", 0),
             rooms_denied=counts.pop("rooms.denied", 0),

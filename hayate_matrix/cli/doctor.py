@@ -241,6 +241,15 @@ def check_bot(home: Path, now: dt.datetime) -> Iterator[Finding]:
 def _check_counts(status: status_file.Status) -> Iterator[Finding]:
     counts = status.counts
     yield Finding("ok", "rooms", f"{status.rooms_served} served, {status.rooms_denied} denied")
+    for alias, trouble in status.aliases.items():
+        if trouble == "moved":
+            remedy = "Write the id of the room that you mean into matrix.rooms in its place, and start the bot again."
+            yield Finding("fault", "alias", f"{alias} names another room than before; neither is served", remedy)
+        else:
+            remedy = (
+                "The bot tries again every minute, and joins then if it is invited. Give the room this address, or correct matrix.rooms."
+            )
+            yield Finding("note", "alias", f"{alias} can't be resolved yet; no room is served for it", remedy)
     withheld = counts.get("withheld_devices", 0)
     if withheld:
         remedy = 'Their owners have to verify them in their client; or set matrix.devices = "all".'

@@ -57,6 +57,8 @@ class Status:
     """The items of that list; None where it is unset."""
     settings: list[str] = field(default_factory=list)
     """Names of what was set for the bot, wherever; values are not told."""
+    aliases: dict[str, str] = field(default_factory=dict)
+    """Items of that list that serve no room: "unresolved" while the directory has no answer, "moved" where it names another room now."""
     rooms_served: int = 0
     rooms_denied: int = 0
     unsigned_senders: list[str] = field(default_factory=list)

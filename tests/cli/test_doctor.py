@@ -442,3 +442,14 @@ def test_whoever_is_not_heard_for_want_of_a_signature_is_named(home: Path) -> No
     assert "verifies that session" in found["unverified"].remedy
     assert 'matrix.devices = "all"' in found["unverified"].remedy
     assert "unread" not in found
+
+
+@pytest.mark.requirement("ROOM-2", "NEW-2")
+def test_an_alias_that_serves_no_room_is_told(home: Path) -> None:
+    """One that was made after the start is a note, since the bot finds it by itself; one that names another room now is a fault."""
+    found = {one.text.split()[0]: one for one in bot_findings(home, aliases={"#new:b.org": "unresolved", "#old:b.org": "moved"})}
+    assert (found["#new:b.org"].what, found["#new:b.org"].level) == ("alias", "note")
+    assert "can't be resolved yet" in found["#new:b.org"].text
+    assert "every minute" in found["#new:b.org"].remedy
+    assert found["#old:b.org"].level == "fault"
+    assert "matrix.rooms" in found["#old:b.org"].remedy

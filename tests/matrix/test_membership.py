@@ -122,6 +122,7 @@ async def test_alias_is_pinned_to_the_room_that_it_named_first(
     pointing.end()
     server.answers("GET", "*/directory/room/*", {"room_id": second.room_id, "servers": []})
     await world.restart(rooms=["#ops:fab.test"])
+    assert await world.edge.list_alias_troubles() == {"#ops:fab.test": "moved"}
     first.says(alice, "no longer")
     second.says(alice, "nor here")
     await world.synced()
@@ -129,19 +130,43 @@ async def test_alias_is_pinned_to_the_room_that_it_named_first(
 
 
 @pytest.mark.requirement("ROOM-2")
+@pytest.mark.parametrize("others", [[], ["dm:@bob:fab.test"]], ids=["alone", "beside a direct message"])
 async def test_alias_that_can_not_be_resolved_denies_and_is_asked_again(
-    world: EdgeWorld, server: FabricatedHomeserver, alice: FabricatedUser
+    world: EdgeWorld, server: FabricatedHomeserver, alice: FabricatedUser, capsys: pytest.CaptureFixture[str], others: list[str]
 ) -> None:
-    """Without an answer of the directory the room is denied; an invite waits, and is taken once the alias is known."""
+    """Without an answer of the directory the room is denied; an invite waits until the alias is known. The log says all of it."""
     missing = server.answers("GET", "*/directory/room/*", {"errcode": "M_NOT_FOUND", "error": "no"}, status=404)
-    await world.open(rooms=["#ops:fab.test"])
+    await world.open(rooms=["#ops:fab.test", *others])
     await world.synced()
     server.invites(world.login.user_id, "!ops:fab.test", sender=alice.user_id)
     await world.synced()
+    await eventually(lambda: len([one for one in server.asked if "/directory/" in one.path]) > 2)
     assert _asked(server, "join") + _asked(server, "leave") == []
+    assert await world.edge.list_alias_troubles() == {"#ops:fab.test": "unresolved"}
+    told = capsys.readouterr().out
+    assert told.count("can't be resolved, and is tried again every minute") == 1
+    assert "no room is served for it yet" in told
     missing.end()
     server.answers("GET", "*/directory/room/*", {"room_id": "!ops:fab.test", "servers": []})
     await eventually(lambda: _asked(server, "join"))
+    await eventually(lambda: world.login.user_id in server.rooms["!ops:fab.test"].members)
+    await world.synced()
+    told = capsys.readouterr().out
+    assert "an alias of matrix.rooms is resolved now" in told
+    assert "joined a room" in told
+    assert await world.edge.list_alias_troubles() == {}
+
+
+@pytest.mark.requirement("ROOM-2", "ROOM-3")
+async def test_invite_that_is_no_direct_message_is_refused_in_the_right_words(
+    world: EdgeWorld, server: FabricatedHomeserver, alice: FabricatedUser, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Beside a dm: entry a room's invite is refused for not being listed, and not for something that is unknown."""
+    await world.open(rooms=["dm:@alice:fab.test"])
+    await world.synced()
+    server.invites(world.login.user_id, "!other:fab.test", sender=alice.user_id)
+    await eventually(lambda: _asked(server, "leave"))
+    assert "the room is not on matrix.rooms" in capsys.readouterr().out
 
 
 @pytest.mark.requirement("ROOM-6")

@@ -181,6 +181,10 @@ class Edge:
         """Return who is not heard because they have not signed the device that they write from."""
         return await self._keystore.read(self._keystore.spool.list_unsigned_senders)
 
+    async def list_alias_troubles(self) -> dict[str, str]:
+        """Return the aliases of the allowlist that serve no room, each with "unresolved" or "moved"."""
+        return await self._keystore.read(self.rooms.list_alias_troubles)
+
     def is_served(self, room_id: RoomId) -> bool:
         """Whether a room is on the allowlist now; where it is not, `on_reopened` tells when it is. For other threads, like `read_power`."""
         return self._keystore.read_blocking(lambda: self._sender.note_denied(room_id))

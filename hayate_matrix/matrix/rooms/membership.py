@@ -30,6 +30,8 @@ class Memberships:
         self._http = http
         self._rooms = rooms
         self._leave_denied = leave_denied
+        self._unresolved: set[str] = set()
+        """Aliases of which the log of this run says that they can't be resolved."""
 
     async def tend(self) -> None:
         """Decide every invite that stands, those of an earlier run too, and leave denied rooms if that is wanted."""
@@ -50,12 +52,22 @@ class Memberships:
             try:
                 answer = await self._http.request("alias", "GET", path, timeout_s=20.0, retry=False)
             except (MatrixError, WaitError) as error:
-                _log.warning(
-                    "an alias of matrix.rooms can't be resolved; unless it is pinned, it denies", alias=entry.value, error=str(error)
-                )
+                if entry.value not in self._unresolved:
+                    self._unresolved.add(entry.value)
+                    is_pinned = entry.value not in await self._keystore.read(self._rooms.list_alias_troubles)
+                    means = "the room that it named before is served" if is_pinned else "no room is served for it yet"
+                    _log.warning(
+                        "an alias of matrix.rooms can't be resolved, and is tried again every minute",
+                        alias=entry.value,
+                        means=means,
+                        error=str(error),
+                    )
                 continue
             room_id = answer.get("room_id")
             if isinstance(room_id, str) and room_id.startswith("!"):
+                if entry.value in self._unresolved:
+                    self._unresolved.remove(entry.value)
+                    _log.info("an alias of matrix.rooms is resolved now", alias=entry.value, room=room_id)
                 await self._keystore.transaction("room.alias", partial(self._rooms.note_alias, entry.value, RoomId(room_id)))
 
     async def _decide_invite(self, room_id: RoomId) -> None:
@@ -78,6 +90,7 @@ class Memberships:
             _log.warning("a join failed and is tried again", room=room_id, error=str(error))
             await self._keystore.transaction("room.join_failed", lambda: self._note_failure(room_id))
         else:
+            _log.info("joined a room", room=room_id)
             # The membership becomes "join" with the sync that brings the room; until then the invite is not answered twice.
             await self._keystore.transaction("room.joined", lambda: self._note_asked(room_id))
 

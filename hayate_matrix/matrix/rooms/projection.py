@@ -163,7 +163,8 @@ class Rooms:
 
     def decide_invite(self, room: Room) -> Decision:
         """Decide whether an invite to the room is taken."""
-        others: frozenset[UserId] | None = frozenset({room.inviter}) if room.is_direct and room.inviter else None
+        # Not a direct message is known, and not the same as not known: the reason is read by the operator, and an alias may still name it.
+        others = frozenset({room.inviter}) if room.is_direct and room.inviter else frozenset()
         view = RoomView(room_id=room.room_id, others=others, is_banned=room.was_banned)
         return decide(self.policy, Act.INVITE, view, self._read_pins(), sender=room.inviter)
 
@@ -252,6 +253,17 @@ class Rooms:
             pins = self._keystore.rooms.read_aliases()
             self._pins = {alias: room for alias, (room, other) in pins.items() if room is not None and other is None}
         return self._pins
+
+    def list_alias_troubles(self) -> dict[str, str]:
+        """Return the aliases of the allowlist that serve no room: "unresolved" while no answer came, "moved" where it names another now."""
+        known = self._keystore.rooms.read_aliases()
+        troubles: dict[str, str] = {}
+        for entry in self.policy.rooms or ():
+            if entry.kind == "alias":
+                pinned, other = known.get(entry.value, (None, None))
+                if pinned is None or other is not None:
+                    troubles[entry.value] = "unresolved" if pinned is None else "moved"
+        return troubles
 
     def note_alias(self, alias: str, room_id: RoomId) -> None:
         """Pin an alias to the room that the directory named first; another room later denies both (in a transaction)."""
