@@ -62,9 +62,10 @@ def export(
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # whoever read it has enough: what is left has nowhere to go
             raise typer.Exit(1) from None
     if output is not None:
-        print(f"Wrote {records.total} records to {output} ({output.stat().st_size / 1e6:.1f} MB). The texts in it are readable.")
+        print(f"Wrote {records.total + 1} lines to {output} ({output.stat().st_size / 1e6:.1f} MB). The texts in it are readable.")
     if records.damaged:
-        print(f"{records.damaged} texts are damaged and left out; the log names their rows.", file=sys.stderr)
+        are = "text is" if records.damaged == 1 else "texts are"
+        print(f"{records.damaged} {are} damaged and left out; the log names each row.", file=sys.stderr)
 
 
 @contextlib.contextmanager

@@ -76,7 +76,7 @@ def read_settings(
     for text in sets or []:
         name, equals, value = text.partition("=")
         if not equals:
-            raise SettingsError(f"--set {name!r} has no value.", allowed="--set NAME=VALUE, for example --set log.level=debug.")
+            raise SettingsError(f"--set {name!r} has no value.", allowed="Allowed: --set NAME=VALUE, for example --set log.level=debug.")
         options[name.strip()] = (value, f"--set {name.strip()}")
     if rooms is not None:
         options["matrix.rooms"] = (rooms, "--rooms")

@@ -107,7 +107,7 @@ class Deliveries:
                 try:
                     owed = await self._deliver(owed)
                 except StaleTransition:
-                    _log.debug("delivery_moved_elsewhere", conversation=conversation_id)
+                    _log.debug("the delivery was moved on elsewhere", conversation=conversation_id)
                     owed = await self._find_next(conversation_id)
 
     async def _find_next(self, conversation_id: ConversationId) -> Owed | None:
@@ -121,7 +121,7 @@ class Deliveries:
             try:
                 sent = await self._gateway.deliver(_label(owed))
             except DeliveryHeld as error:
-                _log.info("delivery_held", delivery=owed.delivery.id, reason=error.code)
+                _log.info("a delivery is held", delivery=owed.delivery.id, reason=error.code)
                 await self._hold(owed)
                 return None
             except (DeliveryUncertain, GiveUpError) as error:
@@ -135,7 +135,7 @@ class Deliveries:
                 if isinstance(error, asyncio.CancelledError) and is_told_to_end():
                     raise
                 # Without the error's text, which may hold what people wrote.
-                _log.error("delivery_failed", delivery=owed.delivery.id, attempt=attempt, error=type(error).__name__)
+                _log.error("a delivery failed", delivery=owed.delivery.id, attempt=attempt, error=type(error).__name__)
                 await self._clock.sleep(min(_FIRST_WAIT_S * 2 ** (attempt - 1), _LONGEST_WAIT_S))
             else:
                 return await self._settle(owed, sent)
@@ -153,7 +153,7 @@ class Deliveries:
             try:
                 return await self._stores.database.transaction("delivery.settle", settle)
             except WaitError as error:
-                _log.warning("commit_waits", reason=error.code)
+                _log.warning("a commit waits for the database", reason=error.code)
                 await self._clock.sleep(_FIRST_WAIT_S)
 
     async def _hold(self, owed: Owed) -> None:
@@ -163,7 +163,7 @@ class Deliveries:
 
     async def _end_row(self, owed: Owed, state: DeliveryState, reason: str) -> Owed | None:
         """Take a row out of the way (refused), or give it to the operator (uncertain), and return the next one."""
-        _log.warning("delivery_ended", delivery=owed.delivery.id, state=state, reason=reason)
+        _log.warning("a delivery ended unsent", delivery=owed.delivery.id, state=state, reason=reason)
         await self._stores.database.transaction(
             "delivery.end", lambda connection: self._stores.outbox.move(connection, owed, state, self._clock.now(), reason=reason)
         )

@@ -96,11 +96,11 @@ def word_error(error: Exception, **values: str) -> str:
     """Log `error` with an id and return the sentence for the room, which holds the id and nothing that only the operator should read."""
     error_id = secrets.token_hex(4)
     if isinstance(error, TurnFailed):
-        _log.warning("turn_failed", error_id=error_id, **values)
+        _log.warning("a turn failed", error_id=error_id, **values)
         return f"{error.problem.rstrip()} (error {error_id})"
     # The error's own text may hold what people wrote; where it happened does not.
     place = " < ".join(f"{frame.name}:{frame.lineno}" for frame in reversed(traceback.extract_tb(error.__traceback__)[-6:]))
-    _log.error("turn_failed", error_id=error_id, error=type(error).__name__, place=place, **values)
+    _log.error("a turn failed", error_id=error_id, error=type(error).__name__, place=place, **values)
     return f"{_BROKEN} (error {error_id})"
 
 

@@ -116,7 +116,7 @@ class Harness:
             accepted.work = [work for work in accepted.work if work.event_id not in known]
             accepted.commands = [command for command in accepted.commands if command not in known]
             self._feed(accepted)
-        _log.info("harness_started", open=len(rows))
+        _log.info("the harness has started", open=len(rows))
         await self._deliveries.recover()
         self._commands.open()
         self._upkeep.open()
@@ -231,7 +231,7 @@ class Harness:
         self._changed.set()
 
     def _note_fault(self, error: BaseException) -> None:
-        _log.error("harness_fault", error=type(error).__name__)
+        _log.error("a fault in the harness", error=type(error).__name__)
         self._fault = self._fault or error
         self._changed.set()
 

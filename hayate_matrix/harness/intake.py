@@ -71,7 +71,7 @@ class Intake:
         batch = Batch(self._stores, self._rules, self._limiter, connection, self._clock.now(), targets)
         for fact in facts:
             if not _is_storable(fact):
-                _log.warning("fact_refused", kind=type(fact).__name__)
+                _log.warning("a fact that can't be stored is passed over", kind=type(fact).__name__)
             elif fact.event_id not in known:
                 known.add(fact.event_id)
                 batch.take(fact)

@@ -124,7 +124,7 @@ class Turns:
         except _RoomDenied:
             return False
         except StaleTransition:
-            _log.debug("turn_ended_elsewhere", request=work.event_id)
+            _log.debug("the turn was ended elsewhere", request=work.event_id)
         except asyncio.CancelledError:
             if turn is None or is_told_to_end():
                 if turn is not None:
@@ -263,7 +263,7 @@ class Turns:
         except StopError:
             raise
         except Exception as error:  # noqa: BLE001 - what a tool throws is read by the model
-            _log.warning("tool_failed", tool=call.name, task=turn.task.id, error=type(error).__name__)
+            _log.warning("a tool failed", tool=call.name, task=turn.task.id, error=type(error).__name__)
             text = error.problem if isinstance(error, HayateError) else str(error)
             return Result(call_id=call.id, name=call.name, text=text or type(error).__name__, outcome="failed")
 
@@ -329,7 +329,7 @@ class Turns:
                 "turn.suspend", lambda connection: self._stores.tasks.move(connection, turn.task, "suspended", self._clock.now())
             )
         except (StaleTransition, WaitError):
-            _log.debug("turn_not_suspended", task=turn.task.id)  # it was stopped for good, or it counts as a crash
+            _log.debug("the turn was not suspended", task=turn.task.id)  # it was stopped for good, or it counts as a crash
 
     async def _find_reference(self, work: Work, event_id: EventId) -> str | None:
         """Return the text of the message that was replied to: from our own rows, else from the room."""
@@ -349,7 +349,7 @@ class Turns:
             try:
                 return await commit()
             except WaitError as error:
-                _log.warning("commit_waits", reason=error.code)
+                _log.warning("a commit waits for the database", reason=error.code)
                 await self._clock.sleep(_WAIT_S)
 
     def _remember(self, turn: _Turn) -> None:

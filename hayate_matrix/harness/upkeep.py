@@ -67,10 +67,10 @@ class Upkeep:
         database = self._stores.database
         if await database.read(self._list_idle):
             closed = await database.transaction("sessions.close_idle", self._close_idle)
-            _log.info("sessions_closed", count=closed)
+            _log.info("idle sessions were closed", count=closed)
         while await database.read(self._list_old):
             removed = await database.transaction("sessions.remove", self._remove)
-            _log.info("sessions_removed", count=len(removed))
+            _log.info("old sessions were removed", count=len(removed))
             self._on_removed(removed)
 
     async def _run(self) -> None:
@@ -78,7 +78,7 @@ class Upkeep:
             try:
                 await self.sweep()
             except WaitError as error:
-                _log.warning("upkeep_waits", reason=error.code)
+                _log.warning("upkeep waits for the database", reason=error.code)
             await self._clock.sleep(EVERY_S)
 
     def _list_idle(self, connection: Connection) -> list[Session]:

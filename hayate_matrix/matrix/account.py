@@ -67,7 +67,7 @@ def load_credentials(secrets_dir: Path) -> Credentials | None:
         raise AccountError(f"The credentials {path} can't be read: {reason}.", remedy="Let the bot's user read them.") from error
     if mode & _OPEN_TO_OTHERS:
         problem = f"The credentials {path} have the permissions {stat.S_IMODE(mode):04o}: others may read or change them."
-        raise AccountError(problem, allowed="0600.", remedy=f"chmod 600 {path}")
+        raise AccountError(problem, allowed="Allowed: 0600.", remedy=f"chmod 600 {path}")
     try:
         fields = json.loads(text)
         credentials = Credentials(**{field.name: str(fields[field.name]) for field in dataclasses.fields(Credentials)})  # type: ignore[arg-type]

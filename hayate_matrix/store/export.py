@@ -57,7 +57,7 @@ class Export:
         if room_id is not None and not self._conversations:
             problem = f"The room {room_id} has no conversation here."
             raise StoreError(
-                problem, allowed="A room id such as !abc:example.org.", remedy="`hayate-matrix export` names the room of each."
+                problem, allowed="Allowed: a room id such as !abc:example.org.", remedy="`hayate-matrix export` names the room of each."
             )
         of_room = conversations.c.room_id == room_id if room_id is not None else sa.true()
         self.total = len(self._conversations) + sum(

@@ -94,7 +94,7 @@ class Sealer:
         try:
             return self.open(field, row_id, sealed)
         except StoreError as error:
-            _log.error("row_damaged", field=field, row=row_id, problem=error.problem)
+            _log.error("a damaged text is left out", field=field, row=row_id, problem=error.problem)
             return None
 
     def derive(self, purpose: str) -> bytes:
@@ -208,7 +208,7 @@ def read_key(path: Path, *, may_make: bool) -> bytes:
         raise StoreError(problem, remedy=f"Let the bot's user alone read it: chmod 600 {path}") from error
     if details.st_mode & _OPEN_TO_OTHERS:
         problem = f"The sealing key {path} has the permissions {stat.S_IMODE(details.st_mode):04o}: others may read or change it."
-        raise StoreError(problem, allowed="0600 or 0400.", remedy=f"chmod 600 {path}")
+        raise StoreError(problem, allowed="Allowed: 0600 or 0400.", remedy=f"chmod 600 {path}")
     return _parse_key(path, content)
 
 
@@ -220,7 +220,9 @@ def _parse_key(path: Path, content: str) -> bytes:
     if len(key) != KEY_BYTES:
         problem = f"The sealing key {path} does not hold a key ({len(content)} characters)."
         raise StoreError(
-            problem, allowed=f"{KEY_BYTES * 2} hexadecimal digits.", remedy="Put the right file back; a new key can't open what is stored."
+            problem,
+            allowed=f"It holds {KEY_BYTES * 2} hexadecimal digits.",
+            remedy="Put the right file back; a new key can't open what is stored.",
         )
     return key
 

@@ -74,6 +74,36 @@ def test_no_name_says_nothing() -> None:
     assert names == []
 
 
+def list_calls() -> Iterator[tuple[str, ast.Call]]:
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call):
+                yield f"{path.relative_to(PACKAGE)}:{node.lineno}", node
+
+
+def test_the_log_speaks_in_words() -> None:
+    """The event of every line is words for the operator, never a name out of the code."""
+    found = {}
+    for place, call in list_calls():
+        event = call.args[0] if call.args and isinstance(call.func, ast.Attribute) and ast.unparse(call.func.value) == "_log" else None
+        if isinstance(event, ast.Constant):
+            found[place] = str(event.value)
+    assert len(found) > 20
+    assert {place: event for place, event in found.items() if "_" in event} == {}
+
+
+def test_what_an_error_allows_is_a_sentence() -> None:
+    """Problem, allowed and remedy stand behind each other in one text, so each has to be read by itself."""
+    found = {}
+    for place, call in list_calls():
+        for keyword in call.keywords:
+            literal = keyword.value.values[0] if isinstance(keyword.value, ast.JoinedStr) else keyword.value
+            if keyword.arg == "allowed" and isinstance(literal, ast.Constant):
+                found[place] = str(literal.value)
+    assert len(found) > 5
+    assert {place: text for place, text in found.items() if not text.startswith(("Allowed: ", "It ")) and text} == {}
+
+
 def test_every_module_opens_with_a_sentence() -> None:
     """Each module of the package says in its first line what it is for."""
     for path in PACKAGE.rglob("*.py"):

@@ -323,6 +323,7 @@ def test_a_disk_that_is_low_is_told(call: Call, well: FabricatedHomeserver) -> N
     text = find(call("doctor", "--set", "store.low_water_bytes=1099511627776").out, "disk")
     assert text.startswith("fault")
     assert "store.low_water_bytes" in text
+    assert " MiB free; 1,048,576 MiB should be, and below a quarter" in text
 
 
 @pytest.mark.requirement("STO-7", "REL-4")
@@ -394,6 +395,7 @@ def bot_findings(home: Path, **more: Any) -> list[Finding]:
             "fault",
             "(3 times so far), last sync 2 s ago: homeserver-down: sync was answered with status 502",
         ),
+        ({"failures": 1, "trouble": Trouble(code="rate-limited", text="x", at=NOW)}, "fault", "(1 time so far)"),
         ({"failures": 1, "trouble": Trouble(code="rate-limited", text="x", at=NOW)}, "fault", "rate-limited"),
     ],
 )

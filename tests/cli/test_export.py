@@ -117,7 +117,7 @@ def test_one_room_goes_to_a_file_that_its_owner_alone_reads(call: Call, home: Pa
     outcome = call("export", *options)
     assert outcome.code == 0, outcome.err
     text = file.read_text()
-    assert f"Wrote {len(text.splitlines()) - 1} records" in outcome.out
+    assert f"Wrote {len(text.splitlines())} lines" in outcome.out
     assert "here" in text
     assert "elsewhere" not in text
     assert ROOM not in text

@@ -34,7 +34,7 @@ def find_fault(error: BaseException, what: str) -> HayateError | None:
         if code == sqlite3.SQLITE_FULL:
             fault = DiskLow(problem, remedy="Free some space on the disk; nothing was changed.")
         elif code in _DAMAGED:
-            fault = StoreError(problem, allowed="An undamaged database.", remedy=RESTORE)
+            fault = StoreError(problem, remedy=RESTORE)
         elif code in _UNUSABLE:
             fault = StoreError(problem, remedy="See to the disk and the permissions of the home; nothing was changed.")
     elif (getattr(cause, "sqlstate", None) or "").startswith("53"):  # insufficient resources, disk full among them

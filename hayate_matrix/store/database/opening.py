@@ -81,7 +81,7 @@ def parse_url(url: str | Path) -> URL:
     except sqlalchemy.exc.ArgumentError:
         pass  # said below, without the text, which may hold a password
     problem = "store.url is no address of a database that can be used."
-    raise StoreError(problem, allowed="sqlite:///PATH or postgresql://USER@HOST/NAME.")
+    raise StoreError(problem, allowed="Allowed: sqlite:///PATH or postgresql://USER@HOST/NAME.")
 
 
 def _connect_sqlite(address: URL) -> Engine:
@@ -127,7 +127,7 @@ def _check(connection: Connection) -> None:
             version = connection.dialect.server_version_info or (0,)
             if int(version[0]) < _OLDEST_POSTGRES:
                 problem = f"The PostgreSQL server has version {version[0]}."
-                raise StoreError(problem, allowed=f"{_OLDEST_POSTGRES} or later.")
+                raise StoreError(problem, allowed=f"Allowed: {_OLDEST_POSTGRES} or later.")
             return
         pages = connection.exec_driver_sql("PRAGMA page_count").scalar_one()
         page_bytes = connection.exec_driver_sql("PRAGMA page_size").scalar_one()
