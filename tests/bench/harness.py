@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from hayate_matrix.core.deliveries import Delivery
     from tests.bench.report import Report
 
-ROUNDS = 7
+ROUNDS = 5
 COMMITS = 200
 TURNS = 160
 TOGETHER = 16
