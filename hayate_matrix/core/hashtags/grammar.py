@@ -59,7 +59,8 @@ _ATTRIBUTES = rf"""[^<>=]*+(?:=(?!{_SPACES}["'])[^<>=]*+)*+"""
 _AUTOLINK = rf"(?:[A-Za-z][A-Za-z0-9+.\-]{{1,31}}:[^<>{_CONTROL}]*+|[^<>@{WHITE}]++@[^<>@{WHITE}]++)>"
 MARKUP = re.compile(rf"<(?:(?P<comment>!--)|(?P<closes>/?)(?P<name>{_NAME}){_ATTRIBUTES}[>=])")
 TO_TAG_END = re.compile(_ATTRIBUTES)
-QUOTED_VALUE = re.compile(rf"""={_SPACES}(?:"[^"]*+"|'[^']*+')?+""")
+_QUOTED_VALUE = rf"""={_SPACES}(?:"[^"]*+"|'[^']*+')?+"""
+QUOTED_VALUE = re.compile(_QUOTED_VALUE)
 
 _URL_REST = rf"(?:[^{WHITE}\]]*+{_WORD_END}"
 _MAILTO = r":(?<=[Mm][Aa][Ii][Ll][Tt][Oo]:)(?<![^\W_][Mm][Aa][Ii][Ll][Tt][Oo]:)"
@@ -87,8 +88,9 @@ _COMMENT = _repeat(r"<!--(?:[^\-]++|-(?!->))*+-->").removeprefix("<")
 _CLOSING_TAG = _repeat(rf"</{_NAME}{_SPACES}>").removeprefix("<")
 _EMPTY_TAG = _repeat(rf"<{_NAME}[^<>=]*+(?<=/)>").removeprefix("<")
 _FLAT_BLOCK = rf"(?P<flat>{_NAME})>[^<]*+</(?P=flat)>"
+_TAG = rf"(?P<tag>{_NAME}){_ATTRIBUTES}(?:>|(?==){_QUOTED_VALUE}{_ATTRIBUTES}[>=])"
 _ANGLES = (
-    rf"<(?![<>={WHITE}])(?:{_COMMENT}|(?P<comment>!--)|(?={_NAME})(?:{_EMPTY_TAG}|{_FLAT_BLOCK}|(?P<tag>{_NAME}){_ATTRIBUTES}[>=])"
+    rf"<(?![<>={WHITE}])(?:{_COMMENT}|(?P<comment>!--)|(?={_NAME}[^<>=]*+[>=])(?:{_EMPTY_TAG}|{_FLAT_BLOCK}|{_TAG})"
     rf"|{_CLOSING_TAG}|{_AUTOLINK})"
 )
 _FLAT_LINK = rf"\[[^\[\]`<\\\n]*+\]{_FLAT_TAIL}"
