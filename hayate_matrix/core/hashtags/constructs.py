@@ -15,11 +15,11 @@ from hayate_matrix.core.hashtags.grammar import (
     DEFINED,
     FENCE_END,
     LINK_END,
+    LONG_RUN,
     LONGEST_KNOWN_RUN,
     MARKUP,
     PARAGRAPH_END,
     QUOTED_VALUE,
-    RUN,
     SHORTCUT,
     TO_TAG_END,
     URL_REST,
@@ -87,7 +87,7 @@ class _Pass:
         self._failed: set[int] = set()
         """Places of `=` from which no tag ends; another tag that comes by ends there too."""
         self._runs: dict[int, int] = {}
-        """For each run of backticks of a line where its partner ends; without one where it ends itself, negative."""
+        """For each long run of backticks of a line where its partner ends; without one where it ends itself, negative."""
         self._runs_end = -1
         self._openers: list[Span] = []
         """Runs of brackets that are open in this paragraph, as far as was looked."""
@@ -128,27 +128,22 @@ class _Pass:
         labels = {_fold_label(label) for label in self._labels}
         known: dict[str, bool] = {}
         shortcuts: list[Span] = []
-        k = 0
+        spans = iter([*self._spans, (len(self._text), len(self._text))])
+        begin, stop = next(spans)
         for found in SHORTCUT.finditer(self._text):
             label = found["label"]
             if label not in known:
                 known[label] = _fold_label(label) in labels
             if known[label]:
                 start, end = found.span()
-                k = self._pass_spans(k, start)
-                if self._is_free(k, start) and self._is_free(self._pass_spans(k, end - 1), end - 1):
+                while stop <= start:
+                    begin, stop = next(spans)
+                is_free = begin > start
+                while stop < end:
+                    begin, stop = next(spans)
+                if is_free and begin >= end:
                     shortcuts.append((start, end))
         return _merge(sorted(self._spans + shortcuts)) if shortcuts else self._spans
-
-    def _pass_spans(self, k: int, at: int) -> int:
-        """Return the first construct, from `k` on, that does not end before `at`."""
-        while k < len(self._spans) and self._spans[k][1] <= at:
-            k += 1
-        return k
-
-    def _is_free(self, k: int, at: int) -> bool:
-        """Whether the construct `k`, the first that does not end before `at`, begins behind it."""
-        return k == len(self._spans) or self._spans[k][0] > at
 
     def _take(self, start: int, end: int) -> int:
         """Write a construct down, in the place of those within it; return its end."""
@@ -186,12 +181,12 @@ class _Pass:
         return self._take(start, end) if end > start else -end
 
     def _look_at_runs(self, start: int) -> None:
-        """Find the partner of each run of backticks from here to the end of the line."""
+        """Find the partner of each long run of backticks from here to the end of the line."""
         end = self._text.find("\n", start)
         self._runs_end = end if end >= 0 else len(self._text)
         self._runs.clear()
         last: dict[int, int] = {}
-        for begin, stop in reversed([found.span() for found in RUN.finditer(self._text, start, self._runs_end)]):
+        for begin, stop in reversed([found.span() for found in LONG_RUN.finditer(self._text, start, self._runs_end)]):
             self._runs[begin] = last.get(stop - begin, -stop)
             last[stop - begin] = stop
 

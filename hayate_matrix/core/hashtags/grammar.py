@@ -124,7 +124,7 @@ def choose_event(text: str) -> re.Pattern[str]:
 
 BRACKETS = re.compile(rf"\[\w*+\]|\\[\[\]]|\[++|\]|{BREAK}")
 """What pairs brackets: pairs around a word, escaped ones, runs, and the ends of paragraphs."""
-RUN = re.compile(r"`++")
+LONG_RUN = re.compile(rf"`{{{LONGEST_KNOWN_RUN + 1},}}+")
 FENCE_END = re.compile(r"\n([ ]*+)(`{3,}+|~{3,}+)[ \t]*+(?=\n|\Z)")
 LINK_END = re.compile(rf"(?<!\\)(?:\[|\](?P<tail>{_TAIL})?+)")
 URL_REST = re.compile(rf"[^{WHITE}]*+")
