@@ -250,6 +250,14 @@ def test_a_first_start_has_its_rooms_in_the_file(name: str) -> None:
     assert "run --rooms" not in (ROOT / name).read_text()
 
 
+@pytest.mark.requirement("E2E-6", "DOC-1")
+@pytest.mark.parametrize("page", ["tutorial.md", "settings.md", "how-to/encryption.md"])
+def test_whoever_is_not_heard_reads_why(page: str) -> None:
+    """Where devices are spoken of it stands that the bot hears verified sessions alone, not only that others get no keys."""
+    text = " ".join(read(page).split())
+    assert re.search(r"\b(?:are|not) heard\b.{,150}\bverif|\bverified\b.{,40}\bbot hears only those\b", text)
+
+
 @pytest.mark.requirement("STO-7", "ROOM-1")
 @pytest.mark.parametrize("page", ["commands.md", "how-to/operate.md"])
 def test_both_pages_on_restoring_say_that_settings_are_not_in_a_backup(page: str) -> None:

@@ -61,6 +61,7 @@ async def test_login_run_doctor_and_stop_on_a_real_homeserver(homeserver: Homese
     assert second.returncode == 75
     assert f"in use by process {bot.pid}" in second.stderr
     assert code == 0, log.read_text()[-3000:]
+    assert f"homeserver={homeserver.url}" in log.read_text()
     for secret in (PASSWORD, token):
         assert secret not in log.read_text() + login.stdout + login.stderr + doctor.stdout + doctor.stderr
     after = call("doctor", "--rooms", "")
