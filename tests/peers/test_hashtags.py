@@ -192,7 +192,8 @@ async def test_what_retention_took_is_said_to_be_unavailable(person: MakePerson,
     await bot.kill()
     bot.prelude = THREE_DAYS_ON
     await bot.start()
-    await alice.finds(lambda: any(line.get("event") == "old sessions were removed" for line in bot.lines()), what="the session to be removed")
+    removed = "old sessions were removed"
+    await alice.finds(lambda: any(line.get("event") == removed for line in bot.lines()), what="the session to be removed")
     listing = await ask(alice, room, "/hashtags #release")
     assert find_session(listing.body) == session
     assert listing.body.split("\n")[1] == "  unavailable: session removed"
