@@ -13,7 +13,7 @@ import sqlalchemy as sa
 
 from hayate_matrix.core.deliveries import Delivery, DeliveryKind
 from hayate_matrix.core.ids import ConversationId, DeliveryId, EventId, SessionId, TaskId, UserId, make_uuid7
-from hayate_matrix.store.schema import IS_OWED, conversations, move, outbox, sent_events, tasks
+from hayate_matrix.store.schema import IS_OWED, IS_UNCERTAIN, conversations, move, outbox, sent_events, tasks
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -41,7 +41,8 @@ _HOLD = sa.update(outbox).where(_OF_CONVERSATION, IS_OWED, outbox.c.state == "pe
 _RELEASE = sa.update(outbox).where(IS_OWED, outbox.c.state == "held").values(state="pending", epoch=outbox.c.epoch + 1)
 _RELEASE_OF = _RELEASE.where(_OF_CONVERSATION)
 _COUNT = sa.select(outbox.c.state, sa.func.count()).group_by(outbox.c.state)
-_COUNT_OF = _COUNT.where(_OF_CONVERSATION)
+_COUNT_OWED = _COUNT.where(_OF_CONVERSATION, IS_OWED)
+_COUNT_UNCERTAIN = _COUNT.where(_OF_CONVERSATION, IS_UNCERTAIN)
 _LIST_TEXTS_OF = (
     sa.select(outbox.c.id).join(tasks, tasks.c.id == outbox.c.task_id).where(tasks.c.session_id == sa.bindparam("session_id"), ~IS_OWED)
 )
@@ -164,11 +165,14 @@ class Outbox:
             return connection.execute(_RELEASE).rowcount
         return connection.execute(_RELEASE_OF, {"_conversation_id": conversation_id}).rowcount
 
-    def count(self, connection: Connection, conversation_id: ConversationId | None = None) -> dict[DeliveryState, int]:
-        """Return how many rows are in each state, of one conversation or of all."""
-        if conversation_id is None:
-            return {row[0]: row[1] for row in connection.execute(_COUNT)}
-        return {row[0]: row[1] for row in connection.execute(_COUNT_OF, {"_conversation_id": conversation_id})}
+    def count(self, connection: Connection) -> dict[DeliveryState, int]:
+        """Return how many rows are in each state."""
+        return {row[0]: row[1] for row in connection.execute(_COUNT)}
+
+    def count_unsettled(self, connection: Connection, conversation_id: ConversationId) -> dict[DeliveryState, int]:
+        """Return how many rows of a conversation are in each state that is not the end."""
+        wanted = {"_conversation_id": conversation_id}
+        return {row[0]: row[1] for statement in (_COUNT_OWED, _COUNT_UNCERTAIN) for row in connection.execute(statement, wanted)}
 
     def is_sent_event(self, connection: Connection, conversation_id: ConversationId, event_id: EventId) -> bool:
         """Tell whether the bot sent this event to this conversation."""

@@ -160,6 +160,8 @@ outbox = sa.Table(
 sa.Index("outbox_task", outbox.c.task_id)
 IS_OWED = _is_one_of(outbox.c.state, "pending", "held")
 sa.Index("outbox_owed", outbox.c.conversation_id, outbox.c.seq, sqlite_where=IS_OWED, postgresql_where=IS_OWED)
+IS_UNCERTAIN = _is_one_of(outbox.c.state, "uncertain")
+sa.Index("outbox_uncertain", outbox.c.conversation_id, sqlite_where=IS_UNCERTAIN, postgresql_where=IS_UNCERTAIN)
 
 sent_events = sa.Table(
     "sent_events",

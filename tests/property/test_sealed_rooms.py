@@ -305,7 +305,7 @@ CALLS: dict[str, Call] = {
         stores.inbox.is_addressed(connection, here, EventId(ids[what])) for what in ("event", "own event", "root")
     ],
     "Inbox.list_open": lambda stores, connection, here, _: stores.inbox.list_open(connection, here),
-    "Outbox.count": lambda stores, connection, here, _: stores.outbox.count(connection, here),
+    "Outbox.count_unsettled": lambda stores, connection, here, _: stores.outbox.count_unsettled(connection, here),
     "Outbox.find_next": lambda stores, connection, here, _: stores.outbox.find_next(connection, here),
     "Outbox.find_sent_text": lambda stores, connection, here, ids: stores.outbox.find_sent_text(
         connection, here, EventId(ids["own event"])
@@ -340,7 +340,7 @@ WITHOUT_A_ROOM = {
     **dict.fromkeys(["Inbox.put", "Inbox.claim", "Inbox.move", "Inbox.replace", "Inbox.remove_text", "Inbox.remove_session"], OF_ROWS),
     **dict.fromkeys(["Inbox.find", "Inbox.find_known"], OF_THE_EDGE),
     **dict.fromkeys(["Outbox.add", "Outbox.settle", "Outbox.move", "Outbox.remove_text"], OF_ROWS),
-    "Outbox.list_indebted": OF_THE_HARNESS,
+    **dict.fromkeys(["Outbox.list_indebted", "Outbox.count"], OF_THE_HARNESS),
     **dict.fromkeys(["Sessions.activate", "Sessions.move", "Sessions.rename", "Sessions.find_title", "Sessions.remove"], OF_ROWS),
     **dict.fromkeys(
         ["Sessions.append", "Sessions.read_last", "Sessions.read_task", "Sessions.read_steers", "Sessions.remove_text"], OF_ROWS

@@ -24,8 +24,7 @@ WALKS = {
     "conversations._BY_ID": "a part of other statements",
     "inbox._OPEN": "a part of other statements",
     "sessions._READ": "a part of other statements",
-    "outbox._COUNT": "counts everything, for `!status` alone",
-    "outbox._COUNT_OF": "as above",
+    "outbox._COUNT": "counts everything, for the operator alone",
     "export._CONVERSATIONS": "exports everything",
 }
 """Statements that may walk a whole table, and why."""

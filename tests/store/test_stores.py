@@ -288,7 +288,9 @@ async def test_what_is_owed_is_found_in_order_and_settled_once(database: Databas
     assert second is not None
     await run(database, lambda connection: stores.outbox.move(connection, second, "uncertain", NOW, reason="test"))
     assert await database.read(stores.outbox.count) == {"pending": 1, "sent": 1, "uncertain": 1}
-    assert await database.read(lambda connection: stores.outbox.count(connection, other)) == {}
+    assert await database.read(lambda connection: stores.outbox.count_unsettled(connection, other)) == {}
+    unsettled = await database.read(lambda connection: stores.outbox.count_unsettled(connection, made.id))
+    assert unsettled == {"pending": 1, "uncertain": 1}
 
 
 @pytest.mark.requirement("IN-11")

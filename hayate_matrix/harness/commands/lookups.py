@@ -1,12 +1,13 @@
 """`/hashtags` and `/sessions`: what the conversation holds, looked up and never touched (IDX-5 to IDX-9, SES-2).
 
 Promise: a lookup opens nothing and changes nothing; what can't be shown is said to be unavailable, with the reason.
-How: it runs before the transaction that answers, on a consistent state of the database, and asks the session provider for the texts.
+How: it runs before the transaction that answers, in one look at the database, and then asks the session provider for the texts.
 """
 
 from __future__ import annotations
 
 import difflib
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -18,15 +19,26 @@ if TYPE_CHECKING:
     from hayate_matrix.core.commands import Command
     from hayate_matrix.core.ids import ConversationId
     from hayate_matrix.core.transcript import SessionProvider
+    from hayate_matrix.store.database import Connection
     from hayate_matrix.store.inbox import InboxRow
     from hayate_matrix.store.sessions import Listed
     from hayate_matrix.store.stores import Stores
+    from hayate_matrix.store.tags import Page
 
 _MOST_COMPARED = 2000
 """Tags that an unknown one is compared with, so that a typing error costs a few milliseconds in any room."""
 _PLAIN_LINE = "An apostrophe or another quotation mark without a partner hides a tag on its line, so put the tag on a plain line."
 _NO_TAGS = f"No message here carries a hashtag yet: write one in a message to me, such as `#release`. {_PLAIN_LINE}"
 _NO_SESSIONS = "There is no session here yet: the next message to me begins one."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """A page of pointers, whose texts are still to be asked for."""
+
+    conversation_id: ConversationId
+    tag: str
+    page: Page
 
 
 class Lookups:
@@ -36,60 +48,57 @@ class Lookups:
         self._stores = stores
         self._provider = provider
 
-    async def find(self, row: InboxRow, command: Command) -> Answer:
-        """Return the answer to `hashtags` or `sessions`."""
+    def look(self, connection: Connection, row: InboxRow, command: Command) -> Answer | Found:
+        """Return the answer to `hashtags` or `sessions`, or pointers whose texts `show` asks for."""
         words = command.arguments.split()
         if command.name == "sessions":
-            return await self._find_sessions(row, words)
-        return await self._find_hashtags(row.conversation_id, words)
-
-    async def _find_hashtags(self, conversation_id: ConversationId, words: list[str]) -> Answer:
+            return self._look_for_sessions(connection, row, words)
         if not words:
-            tags = await self._list_tags(conversation_id)
+            tags = self._stores.tags.list_tags(connection, row.conversation_id)
             return Answer("\n".join(f"#{tag}" for tag in tags), is_listing=True) if tags else Answer(_NO_TAGS)
         tag = read_tag(words[0])
         if tag is None:
             return refuse("hashtags", "That is no hashtag: it begins with a letter, and letters, digits and single hyphens follow.")
-        number = read_page(words[1]) if len(words) > 1 else 1
-        if number is None or len(words) > 2:  # noqa: PLR2004 - a tag and a page
+        number = _read_number(words[1:])
+        if number is None:
             return refuse("hashtags", "`!hashtags` takes one tag, and the number of a page.")
-        page = await self._stores.database.read(lambda connection: self._stores.tags.find_page(connection, conversation_id, tag, number))
-        if not page.last:
-            return await self._miss(conversation_id, tag)
+        page = self._stores.tags.find_page(connection, row.conversation_id, tag, number)
         if not page.pointers:
-            return Answer(f"`#{tag}` has {_count(page.last, 'page')}. For example: `!hashtags #{tag} {page.last}`")
+            return self._miss(connection, row.conversation_id, tag, page.last)
+        return Found(conversation_id=row.conversation_id, tag=tag, page=page)
+
+    async def show(self, found: Found) -> Answer:
+        """Return the answer that lists what was found."""
         lines: list[str] = []
         links: list[tuple[str, EventId]] = []
-        found = await self._provider.resolve(conversation_id, page.pointers)
-        for pointer, resolved in zip(page.pointers, found, strict=True):
+        page = found.page
+        texts = await self._provider.resolve(found.conversation_id, page.pointers)
+        for pointer, resolved in zip(page.pointers, texts, strict=True):
             time = write_time(pointer.indexed_at)
             lines.append(f"{time} · {pointer.session_id}")
             lines.append(f"  {cut(resolved.text) if resolved.text is not None else f'unavailable: {resolved.missing}'}")
             lines.append(f"  /resume {pointer.session_id}")
             links.append((time, resolved.event_id or EventId("")))
-        if number < page.last:
-            lines.append(f"Page {number} of {page.last}; the next: /hashtags #{tag} {number + 1}")
+        if page.number < page.last:
+            lines.append(f"Page {page.number} of {page.last}; the next: /hashtags #{found.tag} {page.number + 1}")
         return Answer("\n".join(lines), is_listing=True, links=links)
 
-    async def _miss(self, conversation_id: ConversationId, tag: str) -> Answer:
-        """Return the sentence for a tag that nobody used here, with the nearest one where one is near."""
-        known = await self._list_tags(conversation_id)
+    def _miss(self, connection: Connection, conversation_id: ConversationId, tag: str, last: int) -> Answer:
+        """Return the sentence for a page that is none, or for a tag that nobody used here, with the nearest one where one is near."""
+        if last:
+            return Answer(f"`#{tag}` has {_count(last, 'page')}. For example: `!hashtags #{tag} {last}`")
+        known = self._stores.tags.list_tags(connection, conversation_id)
         if not known:
             return Answer(_NO_TAGS)
         near = difflib.get_close_matches(tag, known[:_MOST_COMPARED], n=1)
         hint = f" Did you mean `#{near[0]}`?" if near else ""
         return Answer(f"No message here carries `#{tag}`.{hint} {_PLAIN_LINE}")
 
-    async def _list_tags(self, conversation_id: ConversationId) -> list[str]:
-        return await self._stores.database.read(lambda connection: self._stores.tags.list_tags(connection, conversation_id))
-
-    async def _find_sessions(self, row: InboxRow, words: list[str]) -> Answer:
-        number = read_page(words[0]) if words else 1
-        if number is None or len(words) > 1:
+    def _look_for_sessions(self, connection: Connection, row: InboxRow, words: list[str]) -> Answer:
+        number = _read_number(words)
+        if number is None:
             return refuse("sessions", "`!sessions` takes the number of a page.")
-        listed, last = await self._stores.database.read(
-            lambda connection: self._stores.sessions.list_page(connection, row.conversation_id, number)
-        )
+        listed, last = self._stores.sessions.list_page(connection, row.conversation_id, number)
         if not last:
             return Answer(_NO_SESSIONS)
         if not listed:
@@ -107,6 +116,11 @@ def _show(listed: Listed, row: InboxRow) -> list[str]:
     if session.state == "active":
         parts.append("active" if session.focus == row.focus else "active in a thread" if session.focus else "active outside this thread")
     return [" · ".join(parts), f"  /resume {session.id}"]
+
+
+def _read_number(words: list[str]) -> int | None:
+    """Return the page that the rest of a command names, the first where it names none; None where it is no number of a page."""
+    return (read_page(words[0]) if words else 1) if len(words) <= 1 else None
 
 
 def _count(number: int, thing: str) -> str:

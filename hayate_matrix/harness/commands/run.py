@@ -17,7 +17,7 @@ from hayate_matrix.core.commands import COMMANDS, parse_command
 from hayate_matrix.core.transcript import Steer
 from hayate_matrix.errors import StopError, WaitError
 from hayate_matrix.harness.commands.answers import Answer, Effects, refuse
-from hayate_matrix.harness.commands.lookups import Lookups
+from hayate_matrix.harness.commands.lookups import Found, Lookups
 from hayate_matrix.harness.commands.sessions import SessionCommands
 from hayate_matrix.harness.endings import fail_request, owe_answer, stop_task, word_error
 from hayate_matrix.log import get_logger
@@ -146,9 +146,16 @@ class Commands:
 
     async def _look(self, event_id: EventId) -> Answer | None:
         """Return the answer of a command that only reads, or None for another."""
-        row = await self._stores.database.read(lambda connection: self._stores.inbox.find(connection, event_id))
-        command = parse_command(row.content.text) if row is not None and row.state == "queued" and row.content is not None else None
-        return await self._lookups.find(row, command) if row is not None and command is not None and command.name in _LOOKUPS else None
+
+        def look(connection: Connection) -> Answer | Found | None:
+            row = self._stores.inbox.find(connection, event_id)
+            command = parse_command(row.content.text) if row is not None and row.content is not None else None
+            if row is None or command is None or command.name not in _LOOKUPS:
+                return None
+            return self._lookups.look(connection, row, command)
+
+        found = await self._stores.database.read(look)
+        return await self._lookups.show(found) if isinstance(found, Found) else found
 
     def _run(self, connection: Connection, event_id: EventId, found: Answer | None) -> Effects | None:
         effects = Effects()
@@ -206,7 +213,7 @@ class Commands:
         requests = [other for other in self._stores.inbox.list_open(connection, row.conversation_id) if other.kind != "command"]
         running = [request for request in requests if request.state == "running"]
         waiting = [request for request in requests if request.state == "queued"]
-        owed = self._stores.outbox.count(connection, row.conversation_id)
+        owed = self._stores.outbox.count_unsettled(connection, row.conversation_id)
         parts = [f"running: {_show(running)}", f"waiting: {_show(waiting)}", f"to be sent: {owed.get('pending', 0)}"]
         if owed.get("held"):
             parts.append(f"held back: {owed['held']}")

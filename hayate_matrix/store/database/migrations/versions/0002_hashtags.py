@@ -19,6 +19,8 @@ def upgrade() -> None:
     op.create_index("tasks_session", "tasks", ["session_id"])
     op.add_column("outbox", sa.Column("links", sa.Text))
     op.create_index("outbox_task", "outbox", ["task_id"])
+    is_uncertain = sa.text("state IN ('uncertain')")
+    op.create_index("outbox_uncertain", "outbox", ["conversation_id"], sqlite_where=is_uncertain, postgresql_where=is_uncertain)
     op.add_column("sessions", sa.Column("touched", sa.BigInteger, nullable=False, server_default="0"))
     op.add_column("sessions", sa.Column("name", sa.LargeBinary))
     # A session's last entry tells when it was used, in an order of our own.
