@@ -254,8 +254,8 @@ async def do(world: World, step: Step, room: RoomId, values: list[str]) -> list[
 
 def make_equal(text: str, values: list[str]) -> str:
     """Return `text` with the ids that were asked for so far, and ids of the room's own, as words."""
-    for number, value in sorted(enumerate(values), key=lambda item: (-len(item[1]), item[0])):
-        text = text.replace(value, f"ID {number}")
+    for value in sorted(values, key=len, reverse=True):
+        text = text.replace(value, "ID")
     own: dict[str, str] = {}
     return UUID.sub(lambda found: own.setdefault(found[0], f"own {len(own)}"), text)
 
