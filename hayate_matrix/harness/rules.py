@@ -44,7 +44,7 @@ class Rules:
     policy: Policy
     find_names: Callable[[], tuple[str, ...]] = tuple
     """The bot's display names as they are now; its local part counts anyhow."""
-    parallel_turns: int = 4
+    parallel_turns: int = 16
     turn_retries: int = 3
     trigger: Trigger = "thread"
     room_triggers: Mapping[str, Trigger] = field(default_factory=dict)

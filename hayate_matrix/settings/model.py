@@ -186,7 +186,7 @@ class Matrix(Section):
 class Harness(Section):
     """How turns are run."""
 
-    parallel_turns: int = Field(4, ge=1, le=64, description="Turns that run at the same time, over all conversations.")
+    parallel_turns: int = Field(16, ge=1, le=64, description="Turns that run at the same time, over all conversations.")
     turn_retries: int = Field(3, ge=0, le=20, description="How often a turn that a crash cut off is gone on with before it ends as failed.")
 
 
