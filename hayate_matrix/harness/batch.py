@@ -40,6 +40,7 @@ _SKIPPED = {
     "gap": "I skipped {count} earlier messages of this room: more came at once than I fetch. Please repeat what still matters.",
     "age": "While I was away {count} messages came that are too old to be answered now. Please repeat what still matters.",
 }
+_OUTDATED = "A message of this room was removed meanwhile: please ask again."
 _BEHIND = "That comes right after the answer that I am working on. `!stop` ends it."
 _LOOP = (
     "We answer each other faster than people type, so I leave this message unanswered, and those that follow as fast. "
@@ -149,6 +150,7 @@ class Batch:
         tags = _find_tags(fact.body, text)
         if edit is not None and edit.content is not None:
             content = replace(content, text=edit.content.text)
+            self._inbox.remove_text(self._connection, [edit.event_id])  # the request has it now
             tags = _keep_tags(tags, content.text)
         self._put_request(fact, conversation, focus, content, answers=fact.event_id, reply_to=fact.reply_to, tags=tags)
 
@@ -201,6 +203,8 @@ class Batch:
                 self._stop(conversation, "its message was removed", request=row.event_id)
         event_ids = [row.event_id for row in rows]
         self._inbox.remove_text(self._connection, event_ids)
+        if any(row.kind == "request" for row in rows):
+            self._stores.outbox.replace_listings(self._connection, conversation.id, _OUTDATED)
         self.accepted.changed.update(self._stores.sessions.remove_text(self._connection, event_ids))
 
     def _change_presence(self, fact: Membership, conversation: Conversation) -> None:

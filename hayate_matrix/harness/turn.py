@@ -314,6 +314,7 @@ class Turns:
                     self._stores.tasks.move(connection, task, "failed", now)
             if row is not None and row.state in {"queued", "running"}:
                 fail_request(self._stores, connection, row, sentence, now)
+                self._stores.inbox.remove_text(connection, [row.event_id])  # no session holds it
 
         await self._keep(lambda: self._stores.database.transaction("turn.give_up", end))
         self._on_owed(work.conversation_id)

@@ -175,8 +175,12 @@ class Inbox:
         return connection.execute(_ASK_THREAD, asked).first() is not None or connection.execute(_ASK_ROOT, asked).first() is not None
 
     def move(self, connection: Connection, row: InboxRow, to: RequestState) -> int:
-        """Bring `row` to the state `to` and return its new epoch; StaleTransition where somebody else moved it."""
-        return move(connection, inbox, row.event_id, state=row.state, epoch=row.epoch, to=to)
+        """Bring `row` to the state `to` and return its new epoch; StaleTransition where somebody else moved it.
+
+        What no session will hold keeps no text: a command that ended, a request that was dropped.
+        """
+        gone = {"content": None} if to == "dropped" or row.kind != "request" else {}
+        return move(connection, inbox, row.event_id, state=row.state, epoch=row.epoch, to=to, **gone)
 
     def replace(self, connection: Connection, row: InboxRow, content: Request, tags: Sequence[str]) -> bool:
         """Give a request that is still queued another content and tags; False where it is no longer queued."""

@@ -46,6 +46,17 @@ _COUNT_UNCERTAIN = _COUNT.where(_OF_CONVERSATION, IS_UNCERTAIN)
 _LIST_TEXTS_OF = (
     sa.select(outbox.c.id).join(tasks, tasks.c.id == outbox.c.task_id).where(tasks.c.session_id == sa.bindparam("session_id"), ~IS_OWED)
 )
+_EXPIRED = "expired"
+"""Reason of a row that is owed still, while retention has taken its session."""
+_EXPIRE_OF = (
+    sa.update(outbox)
+    .where(IS_OWED, outbox.c.task_id.in_(sa.select(tasks.c.id).where(tasks.c.session_id == sa.bindparam("session_id"))))
+    .values(reason=_EXPIRED, epoch=outbox.c.epoch + 1)
+)
+_LIST_LISTINGS = sa.select(outbox.c.id).where(_OF_CONVERSATION, IS_OWED, outbox.c.kind == "listing")
+_REPLACE_LISTING = (
+    sa.update(outbox).where(outbox.c.id == sa.bindparam("_id")).values(text=sa.bindparam("text"), links=None, epoch=outbox.c.epoch + 1)
+)
 _REPLACE_TEXT = sa.update(outbox).where(outbox.c.id == sa.bindparam("_id")).values(text=sa.bindparam("text"))
 _FIND_SENT = (
     sa.select(outbox.c.id, outbox.c.text)
@@ -64,6 +75,8 @@ class Owed:
     epoch: int
     tags: tuple[str, ...] = ()
     """Its label, sorted; `delivery` has the text without it."""
+    is_expired: bool = False
+    """Whether retention has taken its session: it goes out, and is not kept."""
     is_damaged: bool = False
     """Whether its text can't be read any more; it is empty here then."""
     is_last: bool = False
@@ -128,15 +141,13 @@ class Outbox:
     def settle(self, connection: Connection, owed: Owed, event_ids: Sequence[EventId], now: datetime) -> None:
         """End a row as sent, with the event ids that came back; StaleTransition where it was settled before."""
         delivery_id = owed.delivery.id
+        # A listing repeats what others wrote, and what retention has taken must not stay either: the room has it now.
+        kept: dict[str, Any] = {}
+        if owed.delivery.kind == "listing" or owed.is_expired:
+            kept["text"] = self._sealer.seal(_FIELD, delivery_id, "")
+        settled_at_ms = int(now.timestamp() * 1000)
         move(
-            connection,
-            outbox,
-            delivery_id,
-            state=owed.state,
-            epoch=owed.epoch,
-            to="sent",
-            settled_at_ms=int(now.timestamp() * 1000),
-            reason=None,
+            connection, outbox, delivery_id, state=owed.state, epoch=owed.epoch, to="sent", settled_at_ms=settled_at_ms, reason=None, **kept
         )
         rows = [{"event_id": event_id, "delivery_id": delivery_id, "part": part} for part, event_id in enumerate(event_ids)]
         if rows:
@@ -179,12 +190,18 @@ class Outbox:
         return connection.execute(_FIND_SENT, {"event_id": event_id, "_conversation_id": conversation_id}).first() is not None
 
     def find_sent_text(self, connection: Connection, conversation_id: ConversationId, event_id: EventId) -> str | None:
-        """Return what the bot said with this event, or None where it is none of its own."""
+        """Return what the bot said with this event, or None where it is none of its own, or no longer kept."""
         row = connection.execute(_FIND_SENT, {"event_id": event_id, "_conversation_id": conversation_id}).first()
-        return self._sealer.try_open(_FIELD, row.id, row.text) if row is not None else None
+        return (self._sealer.try_open(_FIELD, row.id, row.text) or None) if row is not None else None
+
+    def replace_listings(self, connection: Connection, conversation_id: ConversationId, text: str) -> None:
+        """Give the lists that are still owed to a conversation another text: what they show was removed in the room."""
+        for delivery_id in connection.scalars(_LIST_LISTINGS, {"_conversation_id": conversation_id}).all():
+            connection.execute(_REPLACE_LISTING, {"_id": delivery_id, "text": self._sealer.seal(_FIELD, delivery_id, text)})
 
     def remove_text(self, connection: Connection, session_id: SessionId) -> None:
-        """Take away what was said in a session, as far as it is not owed any more."""
+        """Take away what was said in a session; what is owed still goes out, and is not kept then."""
+        connection.execute(_EXPIRE_OF, {"session_id": session_id})
         for delivery_id in connection.scalars(_LIST_TEXTS_OF, {"session_id": session_id}).all():
             connection.execute(_REPLACE_TEXT, {"_id": delivery_id, "text": self._sealer.seal(_FIELD, delivery_id, "")})
 
@@ -206,6 +223,7 @@ class Outbox:
             conversation_id=row.conversation_id,
             state=row.state,
             epoch=row.epoch,
+            is_expired=row.reason == _EXPIRED,
             is_damaged=text is None,
             is_last=is_last,
         )
