@@ -9,6 +9,7 @@ How: looked for at start and every minute, a few sessions in one transaction, so
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import TYPE_CHECKING
 
 from hayate_matrix.errors import WaitError
@@ -28,7 +29,9 @@ _log = get_logger(__name__)
 
 EVERY_S = 60.0
 """Between two looks: the least that `sessions.idle_s` takes."""
-_AT_ONCE = 10
+_CLOSED_AT_ONCE = 100
+"""Sessions that are closed in one transaction; with 25 µs each."""
+_REMOVED_AT_ONCE = 10
 """Sessions whose text is taken away in one transaction."""
 
 
@@ -65,10 +68,10 @@ class Upkeep:
     async def sweep(self) -> None:
         """Close and remove what is due now."""
         database = self._stores.database
-        if await database.read(self._list_idle):
+        while await database.read(partial(self._list_idle, limit=1)):
             closed = await database.transaction("sessions.close_idle", self._close_idle)
             _log.info("idle sessions were closed", count=closed)
-        while await database.read(self._list_old):
+        while await database.read(partial(self._list_old, limit=1)):
             removed = await database.transaction("sessions.remove", self._remove)
             _log.info("old sessions were removed", count=len(removed))
             self._on_removed(removed)
@@ -81,22 +84,22 @@ class Upkeep:
                 _log.warning("upkeep waits for the database", reason=error.code)
             await self._clock.sleep(EVERY_S)
 
-    def _list_idle(self, connection: Connection) -> list[Session]:
-        return self._stores.sessions.list_idle(connection, self._clock.now(), idle_s=self._rules.idle_s)
+    def _list_idle(self, connection: Connection, limit: int) -> list[Session]:
+        return self._stores.sessions.list_idle(connection, self._clock.now(), idle_s=self._rules.idle_s, limit=limit)
 
     def _close_idle(self, connection: Connection) -> int:
-        idle = self._list_idle(connection)
+        idle = self._list_idle(connection, _CLOSED_AT_ONCE)
         for session in idle:
             self._stores.sessions.move(connection, session, "closed")
         return len(idle)
 
-    def _list_old(self, connection: Connection) -> list[Session]:
+    def _list_old(self, connection: Connection, limit: int) -> list[Session]:
         if self._rules.keep_days is None:
             return []
-        return self._stores.sessions.list_old(connection, self._clock.now(), keep_days=self._rules.keep_days, limit=_AT_ONCE)
+        return self._stores.sessions.list_old(connection, self._clock.now(), keep_days=self._rules.keep_days, limit=limit)
 
     def _remove(self, connection: Connection) -> list[SessionId]:
-        old = self._list_old(connection)
+        old = self._list_old(connection, _REMOVED_AT_ONCE)
         for session in old:
             self._stores.inbox.remove_session(connection, session.id)
             self._stores.outbox.remove_text(connection, session.id)

@@ -86,8 +86,9 @@ sessions = sa.Table(
     sa.Column("name", sa.LargeBinary),
 )
 sa.Index("sessions_touched", sessions.c.conversation_id, sessions.c.touched)
-sa.Index("sessions_used", sessions.c.used_at_ms)
+sa.Index("sessions_used", sessions.c.state, sessions.c.used_at_ms)
 IS_ACTIVE = sessions.c.state == sa.literal_column("'active'")
+HAS_TEXT = _is_one_of(sessions.c.state, "active", "closed")
 sa.Index(
     "sessions_active",
     sessions.c.conversation_id,
@@ -131,6 +132,9 @@ entries = sa.Table(
     sqlite_autoincrement=True,
 )
 sa.Index("entries_session", entries.c.session_id, entries.c.seq)
+IS_REQUEST = entries.c.kind == sa.literal_column("'request'")
+# With the kind, although it is the same in each row: SQLite looks at it again, and would read the entry for it.
+sa.Index("entries_requests", entries.c.session_id, entries.c.kind, entries.c.seq, sqlite_where=IS_REQUEST, postgresql_where=IS_REQUEST)
 sa.Index("entries_task", entries.c.task_id, entries.c.kind)
 sa.Index(
     "entries_event", entries.c.event_id, sqlite_where=entries.c.event_id.is_not(None), postgresql_where=entries.c.event_id.is_not(None)

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 from hayate_matrix.core.ids import ConversationId, EntryId, EventId, Focus, SessionId, TaskId, make_uuid7
 from hayate_matrix.core.transcript import Element, Request, Resolved, dump_element, get_kind, load_element
-from hayate_matrix.store.schema import IS_ACTIVE, IS_OPEN, entries, move, sessions, tasks
+from hayate_matrix.store.schema import HAS_TEXT, IS_ACTIVE, IS_OPEN, IS_REQUEST, entries, move, sessions, tasks
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -68,7 +68,7 @@ _OPEN = sa.insert(sessions).values(touched=_NEXT_TOUCH)
 _MESSAGES = (
     sa.select(sa.func.count())
     .select_from(entries)
-    .where(entries.c.session_id == sessions.c.id, entries.c.kind == "request")
+    .where(entries.c.session_id == sessions.c.id, IS_REQUEST)
     .correlate(sessions)
     .scalar_subquery()
 )
@@ -81,18 +81,16 @@ _LIST_PAGE = (
 )
 _COUNT = sa.select(sa.func.count()).select_from(sessions).where(_OF_CONVERSATION, _IS_KEPT)
 _HAS_NO_TASK = ~sa.exists().where(tasks.c.session_id == sessions.c.id, IS_OPEN)
-_LIST_IDLE = sa.select(sessions).where(IS_ACTIVE, sessions.c.used_at_ms < sa.bindparam("before_ms", type_=sa.BigInteger), _HAS_NO_TASK)
-_LIST_OLD = (
-    sa.select(sessions)
-    .where(_IS_KEPT, sessions.c.used_at_ms < sa.bindparam("before_ms", type_=sa.BigInteger), _HAS_NO_TASK)
-    .order_by(sessions.c.used_at_ms)
-    .limit(sa.bindparam("limit", type_=sa.Integer))
-)
+_IS_UNUSED = (sessions.c.used_at_ms < sa.bindparam("before_ms", type_=sa.BigInteger), _HAS_NO_TASK)
+_FIRST = sa.bindparam("limit", type_=sa.Integer)
+_LIST_IDLE = sa.select(sessions).where(IS_ACTIVE, *_IS_UNUSED).order_by(sessions.c.used_at_ms).limit(_FIRST)
+_LIST_OLD = sa.select(sessions).where(HAS_TEXT, *_IS_UNUSED).order_by(sessions.c.state, sessions.c.used_at_ms).limit(_FIRST)
+"""In the order of the index, so that only what is returned is read."""
 _APPEND = sa.insert(entries)
 _READ = sa.select(entries.c.id, entries.c.kind, entries.c.content)
 _OF_SESSION = entries.c.session_id == sa.bindparam("_session_id")
 _READ_LAST = _READ.where(_OF_SESSION).order_by(entries.c.seq.desc()).limit(sa.bindparam("limit", type_=sa.Integer))
-_READ_OPENING = _READ.where(_OF_SESSION, entries.c.kind == "request").order_by(entries.c.seq).limit(1)
+_READ_OPENING = _READ.where(_OF_SESSION, IS_REQUEST).order_by(entries.c.seq).limit(1)
 _READ_TASK = _READ.where(entries.c.task_id == sa.bindparam("task_id")).order_by(entries.c.seq)
 _READ_STEERS = _READ_TASK.where(entries.c.kind == "steer").offset(sa.bindparam("skip", type_=sa.Integer))
 _IS_MEANT = entries.c.event_id.in_(sa.bindparam("event_ids", expanding=True))
@@ -224,12 +222,13 @@ class Sessions:
         element = None if row is None else self._read(row.id, row.kind, row.content)
         return " ".join(element.text.split())[:TITLE_CHARACTERS] if isinstance(element, Request) else ""
 
-    def list_idle(self, connection: Connection, now: datetime, *, idle_s: float) -> list[Session]:
-        """Return the active sessions that nobody used for `idle_s` seconds and that no turn works in."""
-        return [self._read_session(row) for row in connection.execute(_LIST_IDLE, {"before_ms": _to_ms(now) - int(idle_s * 1000)})]
+    def list_idle(self, connection: Connection, now: datetime, *, idle_s: float, limit: int) -> list[Session]:
+        """Return active sessions that nobody used for `idle_s` seconds and that no turn works in, the oldest first."""
+        wanted = {"before_ms": _to_ms(now) - int(idle_s * 1000), "limit": limit}
+        return [self._read_session(row) for row in connection.execute(_LIST_IDLE, wanted)]
 
     def list_old(self, connection: Connection, now: datetime, *, keep_days: int, limit: int) -> list[Session]:
-        """Return sessions that nobody used for `keep_days` days and that no turn works in, the oldest first."""
+        """Return sessions that nobody used for `keep_days` days and that no turn works in: active ones first, then the oldest."""
         before_ms = _to_ms(now) - keep_days * 86_400_000
         return [self._read_session(row) for row in connection.execute(_LIST_OLD, {"before_ms": before_ms, "limit": limit})]
 

@@ -9,9 +9,10 @@ import pytest
 import sqlalchemy as sa
 
 from hayate_matrix.core.ids import MAIN_FOCUS, ConversationId, EntryId, EventId, Focus, RoomId, SessionId, UserId
-from hayate_matrix.core.transcript import Pointer, Request, Resolved
+from hayate_matrix.core.transcript import Pointer, Removed, Request, Resolved, Said
 from hayate_matrix.store.conversations import ensure_conversation
 from hayate_matrix.store.inbox import InboxRow
+from hayate_matrix.store.schema import metadata
 from hayate_matrix.store.sessions import StoredSessions
 from hayate_matrix.store.tags import _FIND_PAGE, _LIST
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from typing import TypeVar
 
     from hayate_matrix.store.database import Connection, Database
+    from hayate_matrix.store.sealing import Sealer
     from hayate_matrix.store.sessions import Session
     from hayate_matrix.store.stores import Stores
 
@@ -199,8 +201,21 @@ async def test_sessions_are_listed_by_last_use_and_found_by_a_prefix(database: D
     assert await database.read(lambda connection: stores.sessions.find(connection, conversation, "%")) == []
 
 
+def unseal_all(sealer: Sealer, connection: Connection) -> list[str]:
+    """Return every sealed text of the database, opened, and where it is."""
+    texts = []
+    for table in metadata.tables.values():
+        for column in table.columns:
+            if isinstance(column.type, sa.LargeBinary):
+                key = table.c.event_id if table.name == "inbox" else table.c.id
+                field = f"{table.name}.{column.name}"
+                rows = connection.execute(sa.select(key, column).where(column.is_not(None)))
+                texts += [f"{field}: {sealer.open(field, row[0], row[1])}" for row in rows]
+    return texts
+
+
 @pytest.mark.requirement("SES-3", "STO-10")
-async def test_retention_takes_the_text_and_leaves_stones(database: Database, stores: Stores) -> None:
+async def test_retention_takes_the_text_and_leaves_stones(database: Database, stores: Stores, sealer: Sealer) -> None:
     """Of a removed session no text is left: not in entries, inbox, name or what was sent; what is owed still goes out."""
     conversation = await run(database, open_conversation)
     await run(database, lambda connection: ask(stores, connection, conversation, "wolpertinger", 1))
@@ -209,13 +224,22 @@ async def test_retention_takes_the_text_and_leaves_stones(database: Database, st
     def say(connection: Connection) -> None:
         stores.sessions.rename(connection, session.id, "wolpertinger")
         task = connection.exec_driver_sql("SELECT id FROM tasks").scalar_one()
-        for text in ("sent", "owed"):
+        stores.sessions.append(connection, session.id, task, Said(text="a wolpertinger is a hare"), NOW)
+        for text in ("a wolpertinger is a hare", "owed"):
             stores.outbox.add(connection, conversation, "reply", text, NOW, task_id=task)
         first = stores.outbox.find_next(connection, conversation)
         assert first is not None
         stores.outbox.settle(connection, first, [EventId("$reply")], NOW)
 
     await run(database, say)
+    texts = await database.read(lambda connection: unseal_all(sealer, connection))
+    assert sorted(text.partition(":")[0] for text in texts if "wolpertinger" in text) == [
+        "entries.content",
+        "entries.content",
+        "inbox.content",
+        "outbox.text",
+        "sessions.name",
+    ]
     assert await database.read(lambda connection: stores.sessions.list_old(connection, NOW, keep_days=1, limit=5)) == []
     old = await database.read(
         lambda connection: stores.sessions.list_old(connection, NOW + timedelta(days=1, seconds=1), keep_days=1, limit=5)
@@ -228,13 +252,13 @@ async def test_retention_takes_the_text_and_leaves_stones(database: Database, st
         stores.sessions.remove(connection, session)
 
     await run(database, remove)
-    assert await database.read(lambda connection: stores.sessions.read_last(connection, session.id, 10)) == [
-        *(await database.read(lambda connection: stores.sessions.read_last(connection, session.id, 1)))
-    ]
+    assert await database.read(lambda connection: stores.sessions.read_last(connection, session.id, 10)) == [Removed(kind="request")]
+    texts = await database.read(lambda connection: unseal_all(sealer, connection))
+    assert not [text for text in texts if "wolpertinger" in text]
     row = await database.read(lambda connection: stores.inbox.find(connection, EventId("$event1")))
     assert row is not None
     assert row.content is None
-    assert await database.read(lambda connection: stores.outbox.find_sent_text(connection, conversation, EventId("$reply"))) == ""
+    assert await database.read(lambda connection: stores.outbox.find_sent_text(connection, conversation, EventId("$reply"))) is None
     owed = await database.read(lambda connection: stores.outbox.find_next(connection, conversation))
     assert owed is not None
     assert owed.delivery.text == "owed"
@@ -250,6 +274,7 @@ async def test_a_session_that_was_idle_is_not_gone_on_with(database: Database, s
     later = NOW + timedelta(seconds=60)
     same = await run(database, lambda connection: stores.sessions.use_active(connection, conversation, MAIN_FOCUS, later, idle_s=60))
     late = later + timedelta(seconds=61)
-    assert [one.id for one in await database.read(lambda connection: stores.sessions.list_idle(connection, late, idle_s=60))] == [first]
+    idle = await database.read(lambda connection: stores.sessions.list_idle(connection, late, idle_s=60, limit=5))
+    assert [one.id for one in idle] == [first]
     fresh = await run(database, lambda connection: stores.sessions.use_active(connection, conversation, MAIN_FOCUS, late, idle_s=60))
     assert first == same != fresh

@@ -26,7 +26,9 @@ def upgrade() -> None:
     # A session's last entry tells when it was used, in an order of our own.
     op.execute("UPDATE sessions SET touched = coalesce((SELECT max(seq) FROM entries WHERE entries.session_id = sessions.id), 0)")
     op.create_index("sessions_touched", "sessions", ["conversation_id", "touched"])
-    op.create_index("sessions_used", "sessions", ["used_at_ms"])
+    op.create_index("sessions_used", "sessions", ["state", "used_at_ms"])
+    is_request = sa.text("kind = 'request'")
+    op.create_index("entries_requests", "entries", ["session_id", "kind", "seq"], sqlite_where=is_request, postgresql_where=is_request)
     op.create_table(
         "tags",
         sa.Column("conversation_id", sa.Text, sa.ForeignKey("conversations.id"), primary_key=True),
