@@ -109,3 +109,4 @@ def _close_transcript(stores: Stores, connection: Connection, task: Task, why: s
         result = Result(call_id=call.id, name=call.name, text="It ended before it gave a result.", outcome="stopped")
         stores.sessions.append(connection, task.session_id, task.id, result, now)
     stores.sessions.append(connection, task.session_id, task.id, Note(text=f"The answer ends here: {why}."), now)
+    stores.sessions.touch(connection, task.conversation_id, task.session_id, now)  # it was in use until now, however long the turn took

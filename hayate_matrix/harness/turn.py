@@ -189,6 +189,7 @@ class Turns:
         transcript = self._stores.sessions.read_last(connection, found[0].session_id, _SHOWN_ELEMENTS)
         own = self._stores.sessions.read_task(connection, found[0].id)
         task = self._stores.tasks.move(connection, found[0], "running", now)
+        self._stores.sessions.touch(connection, task.conversation_id, task.session_id, now)  # in use again, however long it was down
         turn = self._running[task.session_id] = _Turn(task=task, request=row, transcript=transcript, begun_at=now, steers=task.steers)
         open_calls = find_open_calls(own)
         if open_calls and not self._may_repeat(open_calls[0]):

@@ -12,9 +12,25 @@ from tests.support.desk import DIRECT, ROOM, Desk
 from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
+    from hayate_matrix.core.clock import Clock
     from tests.harness.conftest import MakeDesk
 
 ID = re.compile(r"[0-9a-f]{8}-[0-9a-f-]{27}")
+
+
+class Wait:
+    """A tool that takes as many seconds as it is told."""
+
+    name = "wait"
+    description = "waits"
+    is_idempotent = True
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+
+    async def run(self, call_id: str, arguments: str) -> str:
+        await self._clock.sleep(float(arguments))
+        return call_id
 
 
 async def list_sessions(desk: Desk, **fields: object) -> list[tuple[str, str]]:
@@ -117,6 +133,36 @@ async def test_an_idle_session_is_closed_and_a_working_one_is_not(make_desk: Mak
     desk.clock.jump(2000)
     await desk.idle()
     assert await desk.ask("history") == ["3"]
+
+
+@pytest.mark.requirement("SES-3", "CORE-3")
+@pytest.mark.parametrize("end", ["crash", "stop"])
+async def test_a_turn_that_was_taken_up_again_keeps_its_session(make_desk: MakeDesk, end: str) -> None:
+    """A program that was down for longer than a session stays open answers in it, and what is said next goes on with it."""
+    desk = await make_desk(idle_s=600)
+    await desk.say("slow 20 first")
+    await eventually(lambda: desk.clock.waits)
+    await (desk.crash() if end == "crash" else desk.stop())
+    desk.clock.jump(3000)
+    await desk.start()
+    await eventually(lambda: desk.clock.waits)
+    desk.clock.jump(20)
+    await desk.idle()
+    assert await desk.ask("history") == ["2"]
+
+
+@pytest.mark.requirement("SES-3", "CORE-4")
+@pytest.mark.parametrize("end", ["stopped", "failed"])
+async def test_a_long_turn_without_an_answer_keeps_its_session(make_desk: MakeDesk, end: str) -> None:
+    """A session was in use until its turn was stopped or failed, however long that took."""
+    desk = await make_desk(lambda desk: desk.tools.append(Wait(desk.clock)), idle_s=600)
+    await desk.say("fail first\ntool wait 3000")
+    await eventually(lambda: desk.clock.waits)
+    desk.clock.jump(2000 if end == "stopped" else 3000)
+    if end == "stopped":
+        await desk.ask_now("!stop")
+    await desk.idle()
+    assert await desk.ask("history") == ["2"]
 
 
 @pytest.mark.requirement("SES-2", "CMD-3", "IN-11")
