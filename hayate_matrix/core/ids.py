@@ -24,6 +24,18 @@ Focus = NewType("Focus", str)
 MAIN_FOCUS = Focus("")
 
 
+_LONGEST_BYTES = 1000
+"""Matrix allows 255; an index of PostgreSQL takes rows of 2,704 at most, and a relation can name anything."""
+
+
+def is_storable(name: str) -> bool:
+    """Tell whether an id is text that every database takes."""
+    try:
+        return "\x00" not in name and len(name.encode()) <= _LONGEST_BYTES
+    except UnicodeEncodeError:  # half a surrogate pair
+        return False
+
+
 def make_uuid7(now: datetime) -> str:
     """Return a UUIDv7 (RFC 9562, section 5.7) whose first 48 bits are `now` in milliseconds.
 

@@ -26,6 +26,8 @@ class Request:
     """Whether it is the new text of a message that was taken up before (IN-4)."""
     file_name: str | None = None
     """Name of an attached file that the runtime is not handed."""
+    versions: tuple[tuple[EventId, str], ...] = ()
+    """In the inbox, of a message that was edited before it was taken up: each event that gave it a text, oldest first, with that text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,8 +128,10 @@ def load_element(kind: str, text: str | None) -> Element:
         fields: dict[str, Any] = json.loads(text)
         if kind == "said":
             fields["calls"] = tuple(ToolCall(**call) for call in fields["calls"])
+        if kind == "request":
+            fields["versions"] = tuple((event_id, words) for event_id, words in fields.get("versions", ()))
         return _KINDS[kind](**fields)
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, AttributeError):
         return Removed(kind=kind)
 
 

@@ -19,6 +19,7 @@ from hayate_matrix.errors import DeliveryHeld, DeliveryUncertain, GiveUpError, S
 from hayate_matrix.harness.endings import is_told_to_end
 from hayate_matrix.log import get_logger
 from hayate_matrix.store.conversations import set_answered
+from hayate_matrix.store.stores import keep
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -68,7 +69,7 @@ class Deliveries:
             self._stores.outbox.release(connection)
             return self._stores.outbox.list_indebted(connection)
 
-        for conversation_id in await self._stores.database.transaction("delivery.release", release):
+        for conversation_id in await keep(self._clock, lambda: self._stores.database.transaction("delivery.release", release)):
             self.wake(conversation_id)
 
     def wake(self, conversation_id: ConversationId) -> None:
@@ -149,24 +150,22 @@ class Deliveries:
             # What was owed since then woke this task.
             return None if owed.is_last else self._stores.outbox.find_next(connection, owed.conversation_id)
 
-        while True:
-            try:
-                return await self._stores.database.transaction("delivery.settle", settle)
-            except WaitError as error:
-                _log.warning("a commit waits for the database", reason=error.code)
-                await self._clock.sleep(_FIRST_WAIT_S)
+        return await keep(self._clock, lambda: self._stores.database.transaction("delivery.settle", settle))
 
     async def _hold(self, owed: Owed) -> None:
-        await self._stores.database.transaction(
-            "delivery.hold", lambda connection: self._stores.outbox.hold(connection, owed.conversation_id)
-        )
+        def hold(connection: Connection) -> None:
+            self._stores.outbox.hold(connection, owed.conversation_id)
+
+        await keep(self._clock, lambda: self._stores.database.transaction("delivery.hold", hold))
 
     async def _end_row(self, owed: Owed, state: DeliveryState, reason: str) -> Owed | None:
         """Take a row out of the way (refused), or give it to the operator (uncertain), and return the next one."""
         _log.warning("a delivery ended unsent", delivery=owed.delivery.id, state=state, reason=reason)
-        await self._stores.database.transaction(
-            "delivery.end", lambda connection: self._stores.outbox.move(connection, owed, state, self._clock.now(), reason=reason)
-        )
+
+        def end(connection: Connection) -> None:
+            self._stores.outbox.move(connection, owed, state, self._clock.now(), reason=reason)
+
+        await keep(self._clock, lambda: self._stores.database.transaction("delivery.end", end))
         return await self._find_next(owed.conversation_id)
 
 

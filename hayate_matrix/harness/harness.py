@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from hayate_matrix.core.deliveries import FactSink, Gateway
     from hayate_matrix.core.ids import ConversationId, RoomId
     from hayate_matrix.core.transcript import SessionProvider
-    from hayate_matrix.harness.batch import Accepted
     from hayate_matrix.harness.commands import Effects
+    from hayate_matrix.harness.intake import Accepted
     from hayate_matrix.harness.rules import Rules
     from hayate_matrix.runtime.contract import Runtime, Tool
     from hayate_matrix.store.database import Connection, Database
@@ -62,7 +62,7 @@ class Harness:
         """Build the parts; `provider` resolves pointers to texts, the database where it is None (SES-4)."""
         senses = senses or Senses()
         self._stores = Stores(database, sealer)
-        limiter = Limiter(self._stores, rules)
+        limiter = Limiter(self._stores, rules, senses.is_served)
         self._presence = Presence(gateway, clock, rules)
         self._deliveries = Deliveries(self._stores, clock, gateway, on_change=self._note_change, on_fault=self._note_fault)
         self._turns = Turns(self._stores, clock, runtime, tools, rules=rules, limiter=limiter, senses=senses, on_owed=self._deliveries.wake)
@@ -114,7 +114,7 @@ class Harness:
             self._take_up(row, rooms[row.conversation_id])
         for accepted in early:
             accepted.work = [work for work in accepted.work if work.event_id not in known]
-            accepted.commands = [command for command in accepted.commands if command not in known]
+            accepted.commands = [command for command in accepted.commands if command[1] not in known]
             self._feed(accepted)
         _log.info("the harness has started", open=len(rows))
         await self._deliveries.recover()
@@ -188,8 +188,8 @@ class Harness:
             return
         for room_id, event_id in accepted.read.items():
             self._presence.mark_read(room_id, event_id)
-        for command in accepted.commands:
-            self._commands.add(command)
+        for conversation_id, event_id in accepted.commands:
+            self._commands.add(conversation_id, event_id)
         for work in accepted.work:
             self._lanes.add(work)
         self._wake(accepted.owed)
@@ -210,7 +210,7 @@ class Harness:
     def _take_up(self, row: InboxRow, room_id: RoomId) -> None:
         """Go on with a request or command of an earlier run."""
         if row.kind == "command":
-            self._commands.add(row.event_id)
+            self._commands.add(row.conversation_id, row.event_id)
             return
         work = Work(
             conversation_id=row.conversation_id,

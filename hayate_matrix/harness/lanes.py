@@ -110,13 +110,7 @@ class Lanes:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _pump(self) -> None:
-        while self._is_open and self._queues and len(self._running) < self._limit:
-            lane = self._choose()
-            if lane is None:
-                return
-            if self._is_disk_low():
-                self._watch_disk()
-                return
+        while self._is_open and (lane := self._find_next()) is not None:
             queue = self._queues[lane]
             work = queue.popleft()
             if not queue:
@@ -127,12 +121,26 @@ class Lanes:
             self._running[lane] = (work, task)
             task.add_done_callback(partial(self._end, lane))
 
-    def _choose(self) -> _Lane | None:
+    def _find_next(self) -> _Lane | None:
+        """Return the lane to be served now; commands are no turns and wait for no place."""
+        if sum(not work.is_command for work, _ in self._running.values()) >= self._limit:
+            return self._choose(commands_only=True)
+        lane = self._choose(commands_only=False)
+        if lane is None or self._queues[lane][0].is_command or not self._is_disk_low():
+            return lane
+        self._watch_disk()
+        return self._choose(commands_only=True)
+
+    def _choose(self, *, commands_only: bool) -> _Lane | None:
         """Return the lane to be served next, or None where all that wait are running or held."""
         load: dict[ConversationId, int] = {}
         for conversation_id, _ in self._running:
             load[conversation_id] = load.get(conversation_id, 0) + 1
-        waiting = (lane for lane, queue in self._queues.items() if lane not in self._running and queue[0].room_id not in self._held)
+        waiting = (
+            lane
+            for lane, queue in self._queues.items()
+            if lane not in self._running and queue[0].room_id not in self._held and (queue[0].is_command or not commands_only)
+        )
         return min(waiting, key=lambda lane: (load.get(lane[0], 0), self._served.get(lane[0], 0)), default=None)
 
     def _end(self, lane: _Lane, task: asyncio.Task[bool]) -> None:

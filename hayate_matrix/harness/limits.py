@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Literal
 from hayate_matrix.store.spending import HOURS_A_DAY
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
-    from hayate_matrix.core.ids import ConversationId, UserId
+    from hayate_matrix.core.ids import ConversationId, RoomId, UserId
     from hayate_matrix.core.transcript import Usage
     from hayate_matrix.harness.rules import Limits, Rules
     from hayate_matrix.store.database import Connection
@@ -48,8 +48,9 @@ class _Reached:
 class Limiter:
     """Decides what is taken, and counts."""
 
-    def __init__(self, stores: Stores, rules: Rules) -> None:
+    def __init__(self, stores: Stores, rules: Rules, is_served: Callable[[RoomId], bool]) -> None:
         self._stores = stores
+        self._is_served = is_served
         limits: dict[Whose, Limits] = {"person": rules.person_limits, "room": rules.room_limits}
         self._limits = {whose: those for whose, those in limits.items() if those.is_set}
         self._tidied = 0
@@ -73,6 +74,8 @@ class Limiter:
         for whose, subject in self._list_subjects(conversation_id, sender):
             if self._limits[whose].requests_hour is not None:
                 self._stores.spending.add(connection, subject, hour, requests=1)
+            if self._limits[whose].queue is not None:  # it has ended: the next time is told again
+                self._stores.spending.forget_told(connection, conversation_id, sender, f"{whose}_queue")
         return None
 
     def note(self, connection: Connection, conversation_id: ConversationId, sender: UserId, usage: Usage | None, now: datetime) -> None:
@@ -101,10 +104,15 @@ class Limiter:
             if limits.requests_hour is not None and spent.requests >= limits.requests_hour:
                 words, ends = f"{_count(limits.requests_hour)} an hour", f"at {_write(hour + 1)}"
                 return _Reached(name=f"{whose}_requests_hour", words=words, since=hour, ends=ends)
-        if limits.queue is not None and self._stores.inbox.count_waiting(connection, whose, subject) >= limits.queue:
+        if limits.queue is not None and self._count_waiting(connection, whose, subject) >= limits.queue:
             words = f"{_count(limits.queue)} at a time"
             return _Reached(name=f"{whose}_queue", words=words, since=hour, ends="when one of them is answered")
         return None
+
+    def _count_waiting(self, connection: Connection, whose: Whose, subject: str) -> int:
+        """Return how many requests wait; those that are held with a room that is not served are nobody's burden elsewhere."""
+        found = self._stores.inbox.count_waiting(connection, whose, subject)
+        return sum(number for room_id, number in found.items() if self._is_served(room_id))
 
 
 def _find_hour(now: datetime) -> int:

@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 from collections import OrderedDict
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from hayate_matrix.core.transcript import Result, Said, find_open_calls
@@ -20,6 +21,7 @@ from hayate_matrix.errors import HayateError, StaleTransition, StopError, TurnFa
 from hayate_matrix.harness.endings import fail_request, fail_task, is_told_to_end, owe_answer, word_error
 from hayate_matrix.log import get_logger
 from hayate_matrix.runtime.contract import Prompt
+from hayate_matrix.store.stores import keep
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -48,8 +50,6 @@ _CACHED_SESSIONS = 64
 """Sessions whose end is kept in memory, so that a turn in a lively room reads nothing."""
 _LONG_S = 30.0
 """A turn that took longer than this counts for when its session was last used; `sessions.idle_s` is a minute at least."""
-_WAIT_S = 5.0
-"""Between two tries of a commit while the disk is full."""
 
 _UNKNOWN = "The program ended while this ran, so it may have had its effect or not. Check before you do it again."
 _KEEPS_FAILING = "I tried this several times and was cut off each time."
@@ -126,6 +126,8 @@ class Turns:
         except StaleTransition:
             _log.debug("the turn was ended elsewhere", request=work.event_id)
         except asyncio.CancelledError:
+            # Who is cancelled while a turn is opened hears of it after the commit.
+            turn = turn or next((one for one in self._running.values() if one.request.event_id == work.event_id), None)
             if turn is None or is_told_to_end():
                 if turn is not None:
                     await self._suspend(turn)
@@ -136,10 +138,20 @@ class Turns:
         except Exception as error:  # noqa: BLE001 - a turn is where every unforeseen error of a runtime ends (OUT-7)
             await (self._fail(turn, error) if turn is not None else self._give_up(work, error))
         finally:
-            if turn is not None:
-                self._running.pop(turn.task.session_id, None)
-                self._remember(turn)
+            self._put_away(work, turn)
         return True
+
+    def _put_away(self, work: Work, turn: _Turn | None) -> None:
+        """Forget a turn that runs no more.
+
+        By its request: an open that was rolled back after it ended well leaves one too, and another turn may have its session by now. That
+        one hears of changes of the text, this one no more, so this one's is not kept.
+        """
+        own = [one for one, running in self._running.items() if running.request.event_id == work.event_id]
+        for session_id in own:
+            del self._running[session_id]
+        if turn is not None and turn.task.session_id in own:
+            self._remember(turn)
 
     async def _begin(self, work: Work) -> _Turn | None:
         """Open a queued request, or go on with one that was cut off; None where there is nothing left to do."""
@@ -167,7 +179,7 @@ class Turns:
         earlier = self._cache.get(session_id)
         if earlier is None:
             earlier = self._stores.sessions.read_last(connection, session_id, _SHOWN_ELEMENTS)
-        request = replace(content, reference=reference)
+        request = replace(content, reference=reference, versions=())
         entry_id = self._stores.sessions.append(connection, session_id, task.id, request, now, event_id=row.event_id)
         self._stores.tags.add(connection, row.conversation_id, row.tags, session_id, entry_id, now)
         turn = _Turn(task=task, request=row, transcript=[*earlier, request], begun_at=now)
@@ -207,11 +219,9 @@ class Turns:
         while True:
             for call in find_open_calls(turn.transcript):
                 await self._call(turn, call)
-            if turn.is_outdated:
+            while turn.is_outdated:  # text may be removed again while it is read anew
                 turn.is_outdated = False
-                turn.transcript = await self._stores.database.read(
-                    lambda connection: self._stores.sessions.read_last(connection, turn.task.session_id, _SHOWN_ELEMENTS)
-                )
+                turn.transcript, turn.steers = await self._stores.database.read(partial(self._read_anew, turn=turn))
             said = await self._runtime.prompt(
                 Prompt(
                     conversation_id=turn.task.conversation_id,
@@ -225,6 +235,12 @@ class Turns:
             )
             if await self._take_step(turn, said):
                 return
+
+    def _read_anew(self, connection: Connection, turn: _Turn) -> tuple[list[Element], int]:
+        """Return the transcript as it is now, and how many steers of this turn are in it."""
+        sessions = self._stores.sessions
+        steers = len(sessions.read_steers(connection, turn.task.id, 0))
+        return sessions.read_last(connection, turn.task.session_id, _SHOWN_ELEMENTS), steers
 
     async def _take_step(self, turn: _Turn, said: Said) -> bool:
         """Write down what the model said; True where it ended the turn."""
@@ -346,13 +362,7 @@ class Turns:
         return found if found is not None else await self._senses.find_reference(work.room_id, event_id)
 
     async def _keep(self, commit: Callable[[], Awaitable[T]]) -> T:
-        """Commit, however long the disk stays full."""
-        while True:
-            try:
-                return await commit()
-            except WaitError as error:
-                _log.warning("a commit waits for the database", reason=error.code)
-                await self._clock.sleep(_WAIT_S)
+        return await keep(self._clock, commit)
 
     def _remember(self, turn: _Turn) -> None:
         """Keep the end of a session for its next turn; only of a turn whose every element is known to be stored."""

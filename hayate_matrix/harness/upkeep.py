@@ -104,6 +104,7 @@ class Upkeep:
             self._stores.inbox.remove_session(connection, session.id)
             self._stores.outbox.remove_text(connection, session.id)
             self._stores.sessions.remove(connection, session)
+        self._stores.removals += len(old)  # counted also where the commit fails: then something is looked up twice
         return [session.id for session in old]
 
     def _end(self, task: asyncio.Task[None]) -> None:

@@ -10,15 +10,16 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import sqlalchemy as sa
 
+from hayate_matrix.core.ids import EventId, RoomId
 from hayate_matrix.core.transcript import Request, dump_element, load_element
-from hayate_matrix.store.schema import HAS_WORK, inbox, move, tasks
+from hayate_matrix.store.schema import HAS_WORK, conversations, inbox, move, tasks
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from sqlalchemy import Connection, Row
 
-    from hayate_matrix.core.ids import ConversationId, EventId, Focus, SessionId, UserId
+    from hayate_matrix.core.ids import ConversationId, Focus, SessionId, UserId
     from hayate_matrix.core.turns import RequestState
     from hayate_matrix.store.sealing import Sealer
 
@@ -45,12 +46,29 @@ _CLAIM = (
 )
 _FIND = sa.select(inbox).where(inbox.c.event_id == sa.bindparam("event_id"))
 _FIND_ABOUT = sa.select(inbox).where(inbox.c.target == sa.bindparam("target"), _IN_CONVERSATION).order_by(inbox.c.seq)
+_FIND_REPLIES = sa.select(inbox.c.event_id).where(inbox.c.reply_to == sa.bindparam("reply_to"), _IN_CONVERSATION)
+_ASK_REDACTION = (
+    sa.select(inbox.c.seq)
+    .where(
+        _IN_CONVERSATION,
+        inbox.c.focus == sa.literal_column("''"),
+        inbox.c.kind == sa.literal_column("'redaction'"),
+        inbox.c.seq > sa.bindparam("seq", type_=sa.BigInteger),
+    )
+    .limit(1)
+)
+_FIND_LAST = sa.select(sa.func.max(inbox.c.seq))
 _OPEN = sa.select(*(column for column in inbox.c if column.name != "content"), sa.null().label("content"))
 _LIST_OPEN = _OPEN.where(HAS_WORK).order_by(inbox.c.seq + 0)
 """Without `+ 0` SQLite walks the whole table in this order, in place of the few rows that have work."""
 _LIST_OPEN_OF = _OPEN.where(HAS_WORK, _IN_CONVERSATION).order_by(inbox.c.seq)
 _ASK_WORK = sa.select(inbox.c.seq).where(_IN_CONVERSATION, HAS_WORK).limit(1)
-_COUNT_WAITING = sa.select(sa.func.count()).select_from(inbox).where(HAS_WORK, inbox.c.kind == "request")
+_COUNT_WAITING = (
+    sa.select(conversations.c.room_id, sa.func.count().label("number"))
+    .join(conversations, conversations.c.id == inbox.c.conversation_id)
+    .where(HAS_WORK, inbox.c.kind == "request")
+    .group_by(conversations.c.room_id)
+)
 _COUNT_WAITING_OF = {
     "person": _COUNT_WAITING.where(inbox.c.sender == sa.bindparam("subject")),
     "room": _COUNT_WAITING.where(inbox.c.conversation_id == sa.bindparam("subject")),
@@ -155,6 +173,18 @@ class Inbox:
         """Return the edits and redactions about `target`, in order of arrival; those of other rooms can name it too and are nothing."""
         return [self._read(row) for row in connection.execute(_FIND_ABOUT, {"target": target, "conversation_id": conversation_id})]
 
+    def find_replies(self, connection: Connection, conversation_id: ConversationId, event_id: EventId) -> list[EventId]:
+        """Return the messages of a conversation that reply to an event."""
+        return [EventId(found) for found in connection.scalars(_FIND_REPLIES, {"reply_to": event_id, "conversation_id": conversation_id})]
+
+    def has_redaction_since(self, connection: Connection, conversation_id: ConversationId, seq: int) -> bool:
+        """Tell whether a message of the conversation was removed in the room after the fact with this `seq` came."""
+        return connection.execute(_ASK_REDACTION, {"conversation_id": conversation_id, "seq": seq}).first() is not None
+
+    def find_last(self, connection: Connection) -> int:
+        """Return the `seq` of the newest fact."""
+        return int(connection.scalar(_FIND_LAST) or 0)
+
     def list_open(self, connection: Connection, conversation_id: ConversationId | None = None) -> list[InboxRow]:
         """Return requests and commands that are queued or running, in order of arrival, without their content."""
         if conversation_id is None:
@@ -165,9 +195,9 @@ class Inbox:
         """Tell whether a request or command of the conversation is queued or running."""
         return connection.execute(_ASK_WORK, {"conversation_id": conversation_id}).first() is not None
 
-    def count_waiting(self, connection: Connection, whose: Literal["person", "room"], subject: str) -> int:
-        """Return how many requests of a person in any room, or of a conversation, are queued or running."""
-        return int(connection.scalar(_COUNT_WAITING_OF[whose], {"subject": subject}) or 0)
+    def count_waiting(self, connection: Connection, whose: Literal["person", "room"], subject: str) -> dict[RoomId, int]:
+        """Return how many requests of a person in any room, or of a conversation, are queued or running, by their room."""
+        return {RoomId(row.room_id): row.number for row in connection.execute(_COUNT_WAITING_OF[whose], {"subject": subject})}
 
     def is_addressed(self, connection: Connection, conversation_id: ConversationId, thread: EventId) -> bool:
         """Tell whether the bot was asked something in this thread, or by the message that the thread hangs on."""

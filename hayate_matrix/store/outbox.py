@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import sqlalchemy as sa
 
 from hayate_matrix.core.deliveries import Delivery, DeliveryKind
-from hayate_matrix.core.ids import ConversationId, DeliveryId, EventId, SessionId, TaskId, UserId, make_uuid7
+from hayate_matrix.core.ids import ConversationId, DeliveryId, EventId, SessionId, TaskId, UserId, is_storable, make_uuid7
 from hayate_matrix.store.schema import IS_OWED, IS_UNCERTAIN, conversations, move, outbox, sent_events, tasks
 
 if TYPE_CHECKING:
@@ -36,7 +36,13 @@ _FIND_NEXT = (
     .limit(2)
 )
 _LIST_INDEBTED = sa.select(outbox.c.conversation_id).where(IS_OWED).distinct()
-_ADD_SENT = sa.insert(sent_events)
+_ADD_SENT = sa.insert(sent_events).from_select(
+    ["event_id", "delivery_id", "part"],
+    sa.select(
+        sa.bindparam("event_id", type_=sa.Text), sa.bindparam("delivery_id", type_=sa.Text), sa.bindparam("part", type_=sa.Integer)
+    ).where(~sa.exists().where(sent_events.c.event_id == sa.bindparam("event_id", type_=sa.Text))),
+    include_defaults=False,
+)
 _HOLD = sa.update(outbox).where(_OF_CONVERSATION, IS_OWED, outbox.c.state == "pending").values(state="held", epoch=outbox.c.epoch + 1)
 _RELEASE = sa.update(outbox).where(IS_OWED, outbox.c.state == "held").values(state="pending", epoch=outbox.c.epoch + 1)
 _RELEASE_OF = _RELEASE.where(_OF_CONVERSATION)
@@ -149,9 +155,9 @@ class Outbox:
         move(
             connection, outbox, delivery_id, state=owed.state, epoch=owed.epoch, to="sent", settled_at_ms=settled_at_ms, reason=None, **kept
         )
-        rows = [{"event_id": event_id, "delivery_id": delivery_id, "part": part} for part, event_id in enumerate(event_ids)]
-        if rows:
-            connection.execute(_ADD_SENT, rows)
+        for part, event_id in enumerate(event_ids):
+            if event_id and is_storable(event_id):  # a homeserver may answer anything, and nothing for what it had already
+                connection.execute(_ADD_SENT, {"event_id": event_id, "delivery_id": delivery_id, "part": part})
 
     def move(self, connection: Connection, owed: Owed, to: DeliveryState, now: datetime, *, reason: str | None = None) -> None:
         """Bring a row to `refused` or `uncertain`; `reason` is a stable code, never text of the room."""

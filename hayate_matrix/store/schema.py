@@ -70,6 +70,7 @@ inbox = sa.Table(
 HAS_WORK = _is_one_of(inbox.c.state, "queued", "running")
 sa.Index("inbox_open", inbox.c.conversation_id, inbox.c.seq, sqlite_where=HAS_WORK, postgresql_where=HAS_WORK)
 sa.Index("inbox_target", inbox.c.target, sqlite_where=inbox.c.target.is_not(None), postgresql_where=inbox.c.target.is_not(None))
+sa.Index("inbox_reply", inbox.c.reply_to, sqlite_where=inbox.c.reply_to.is_not(None), postgresql_where=inbox.c.reply_to.is_not(None))
 sa.Index("inbox_focus", inbox.c.conversation_id, inbox.c.focus, inbox.c.kind)
 
 sessions = sa.Table(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
@@ -95,6 +95,8 @@ _READ_TASK = _READ.where(entries.c.task_id == sa.bindparam("task_id")).order_by(
 _READ_STEERS = _READ_TASK.where(entries.c.kind == "steer").offset(sa.bindparam("skip", type_=sa.Integer))
 _IS_MEANT = entries.c.event_id.in_(sa.bindparam("event_ids", expanding=True))
 _FIND_CHANGED = sa.select(entries.c.session_id).where(_IS_MEANT).distinct()
+_FIND_MEANT = sa.select(entries.c.id, entries.c.kind, entries.c.content, entries.c.session_id).where(_IS_MEANT)
+_REPLACE = sa.update(entries).where(entries.c.id == sa.bindparam("_id")).values(content=sa.bindparam("content"))
 _REMOVE_TEXT = sa.update(entries).where(_IS_MEANT).values(content=None)
 _REMOVE_ENTRIES = sa.delete(entries).where(_OF_SESSION, entries.c.kind != "request")
 _REMOVE_REQUESTS = sa.update(entries).where(_OF_SESSION).values(content=None)
@@ -284,6 +286,17 @@ class Sessions:
         changed = [SessionId(found) for found in connection.scalars(_FIND_CHANGED, meant)]
         if changed:
             connection.execute(_REMOVE_TEXT, meant)
+        return changed
+
+    def remove_references(self, connection: Connection, event_ids: Iterable[EventId]) -> list[SessionId]:
+        """Take the text replied to out of the requests of these events, and return the sessions that changed."""
+        changed = []
+        for row in connection.execute(_FIND_MEANT, {"event_ids": list(event_ids)}).all():
+            element = self._read(row.id, row.kind, row.content)
+            if isinstance(element, Request) and element.reference is not None:
+                sealed = self._sealer.seal(_FIELD, row.id, dump_element(replace(element, reference=None)))
+                connection.execute(_REPLACE, {"_id": row.id, "content": sealed})
+                changed.append(SessionId(row.session_id))
         return changed
 
     def resolve(self, connection: Connection, conversation_id: ConversationId, pointers: Sequence[Pointer]) -> list[Resolved]:

@@ -42,6 +42,11 @@ _WAS_TOLD = sa.select(refusals.c.hour).where(
     refusals.c.hour == sa.bindparam("hour"),
 )
 _TELL = sa.insert(refusals)
+_FORGET_ONE = sa.delete(refusals).where(
+    refusals.c.conversation_id == sa.bindparam("_conversation_id"),
+    refusals.c.sender == sa.bindparam("_sender"),
+    refusals.c.limit_name == sa.bindparam("_limit_name"),
+)
 _FORGET = sa.delete(spending).where(spending.c.hour < sa.bindparam("before"))
 _FORGET_TOLD = sa.delete(refusals).where(refusals.c.hour < sa.bindparam("before"))
 
@@ -84,6 +89,10 @@ class Spending:
             return False
         connection.execute(_TELL, told)
         return True
+
+    def forget_told(self, connection: Connection, conversation_id: ConversationId, sender: UserId, limit: str) -> None:
+        """Forget that somebody was told of a limit, which has ended."""
+        connection.execute(_FORGET_ONE, {"_conversation_id": conversation_id, "_sender": sender, "_limit_name": limit})
 
     def forget(self, connection: Connection, before: int) -> None:
         """Remove the rows of the hours before this one."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import sqlalchemy as sa
 
+from hayate_matrix.errors import WaitError
+from hayate_matrix.log import get_logger
 from hayate_matrix.store.inbox import Inbox
 from hayate_matrix.store.outbox import Outbox
 from hayate_matrix.store.schema import KEY_ID, READ_KEY_ID, entries, inbox, meta, outbox, sessions
@@ -15,10 +17,16 @@ from hayate_matrix.store.tags import Tags
 from hayate_matrix.store.tasks import Tasks
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from sqlalchemy import Connection
 
+    from hayate_matrix.core.clock import Clock
     from hayate_matrix.store.database import Database
     from hayate_matrix.store.sealing import Sealer
+
+T = TypeVar("T")
+_log = get_logger(__name__)
 
 _SEALED = (
     (inbox, "event_id", "content", "inbox.content"),
@@ -27,6 +35,20 @@ _SEALED = (
     (outbox, "id", "text", "outbox.text"),
 )
 """Each sealed column with the id and the logical field that are bound into it."""
+
+
+_WAIT_S = 5.0
+"""Between two tries of a commit while the disk is full."""
+
+
+async def keep(clock: Clock, commit: Callable[[], Awaitable[T]]) -> T:
+    """Commit, however long the disk stays full: what is asked for is not lost, it waits."""
+    while True:
+        try:
+            return await commit()
+        except WaitError as error:
+            _log.warning("a commit waits", reason=error.code)
+            await clock.sleep(_WAIT_S)
 
 
 class Stores:
@@ -39,6 +61,8 @@ class Stores:
         self.tasks = Tasks()
         self.outbox = Outbox(sealer)
         self.tags = Tags()
+        self.removals = 0
+        """How often retention took texts while this process runs: what was read before may show what is gone."""
         self.spending = Spending()
 
 

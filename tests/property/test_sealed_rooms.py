@@ -312,6 +312,9 @@ CALLS: dict[str, Call] = {
     ),
     "Outbox.hold": lambda stores, connection, here, _: stores.outbox.hold(connection, here),
     "Outbox.is_sent_event": lambda stores, connection, here, ids: stores.outbox.is_sent_event(connection, here, EventId(ids["own event"])),
+    "Inbox.find_replies": lambda stores, connection, here, ids: stores.inbox.find_replies(connection, here, EventId(ids["event"])),
+    "Inbox.has_redaction_since": lambda stores, connection, here, _: stores.inbox.has_redaction_since(connection, here, 0),
+    "Outbox.replace_listings": lambda stores, connection, here, _: stores.outbox.replace_listings(connection, here, "another text"),
     "Outbox.release": lambda stores, connection, here, _: stores.outbox.release(connection, here),
     "Sessions.find": lambda stores, connection, here, ids: [
         stores.sessions.find(connection, here, ids[what]) for what in ("session", "prefix")
@@ -340,13 +343,14 @@ WITHOUT_A_ROOM = {
     **dict.fromkeys(["Inbox.put", "Inbox.claim", "Inbox.move", "Inbox.replace", "Inbox.remove_text", "Inbox.remove_session"], OF_ROWS),
     **dict.fromkeys(["Inbox.find", "Inbox.find_known"], OF_THE_EDGE),
     **dict.fromkeys(["Outbox.add", "Outbox.settle", "Outbox.move", "Outbox.remove_text"], OF_ROWS),
-    **dict.fromkeys(["Outbox.list_indebted", "Outbox.count"], OF_THE_HARNESS),
+    **dict.fromkeys(["Outbox.list_indebted", "Outbox.count", "Inbox.find_last"], OF_THE_HARNESS),
+    "Sessions.remove_references": OF_ROWS,
     **dict.fromkeys(["Sessions.activate", "Sessions.move", "Sessions.rename", "Sessions.find_title", "Sessions.remove"], OF_ROWS),
     **dict.fromkeys(
         ["Sessions.append", "Sessions.read_last", "Sessions.read_task", "Sessions.read_steers", "Sessions.remove_text"], OF_ROWS
     ),
     **dict.fromkeys(["Sessions.list_idle", "Sessions.list_old"], OF_THE_HARNESS),
-    **dict.fromkeys(["Inbox.count_waiting", "Spending.read", "Spending.add", "Spending.tell"], OF_COUNTS),
+    **dict.fromkeys(["Inbox.count_waiting", "Spending.read", "Spending.add", "Spending.tell", "Spending.forget_told"], OF_COUNTS),
     "Spending.forget": OF_THE_HARNESS,
     "Tags.add": OF_ROWS,
     **dict.fromkeys(["Tasks.open", "Tasks.check", "Tasks.note_steer", "Tasks.end", "Tasks.move"], OF_ROWS),

@@ -32,6 +32,7 @@ WALKS = {
     "inbox._OPEN": "a part of other statements",
     "sessions._READ": "a part of other statements",
     "outbox._COUNT": "counts everything, for the operator alone",
+    "inbox._FIND_LAST": "takes the last key alone",
     "export._CONVERSATIONS": "exports everything",
     "spending._FORGET_ONE": "looks at the refusals of two days",
 }

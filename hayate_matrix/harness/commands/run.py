@@ -1,8 +1,8 @@
 """What a person asks the bot itself, answered once.
 
 Promise: a command's effect, its answer and its end are one commit, so that no restart runs it twice (CMD-3).
-How: commands wait in the inbox like requests, but for no turn: one task takes them in order. Those that change which session a focus
-     works in wait in its lane instead, and are handed to `run_one` from there.
+How: commands wait in the inbox like requests, but for no turn: one task for each conversation takes them in order. Those that change
+     which session a focus works in wait in its lane instead, and are handed to `run_one` from there.
 Not here: which words are commands (core/commands).
 """
 
@@ -17,11 +17,12 @@ from hayate_matrix.core.commands import COMMANDS, parse_command
 from hayate_matrix.core.transcript import Steer
 from hayate_matrix.errors import StopError, WaitError
 from hayate_matrix.harness.commands.answers import Answer, Effects, refuse
-from hayate_matrix.harness.commands.lookups import Found, Lookups
+from hayate_matrix.harness.commands.lookups import Found, Lookups, Missed
 from hayate_matrix.harness.commands.sessions import SessionCommands
 from hayate_matrix.harness.endings import fail_request, owe_answer, stop_task, word_error
 from hayate_matrix.log import get_logger
 from hayate_matrix.store.conversations import find_conversation, get_room, set_pause
+from hayate_matrix.store.stores import keep
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from hayate_matrix.core.clock import Clock
     from hayate_matrix.core.commands import Command
     from hayate_matrix.core.deliveries import DeliveryKind
-    from hayate_matrix.core.ids import EventId
+    from hayate_matrix.core.ids import ConversationId, EventId
     from hayate_matrix.core.transcript import SessionProvider
     from hayate_matrix.harness.rules import Rules, Senses
     from hayate_matrix.store.database import Connection
@@ -43,6 +44,10 @@ _WAIT_S = 5.0
 """Between two tries while the disk is full."""
 _LOOKUPS = {"hashtags", "sessions"}
 _OF_SESSIONS = {"new", "name", "resume", "close"}
+
+
+class _Outdated(Exception):
+    """What was looked up may show what was removed meanwhile: it is looked up again."""
 
 
 class Commands:
@@ -69,69 +74,82 @@ class Commands:
         self._hand_on = hand_on
         self._on_change = on_change
         self._on_fault = on_fault
-        self._queue: deque[EventId] = deque()
-        self._denied: list[EventId] = []
+        self._queues: dict[ConversationId, deque[EventId]] = {}
+        self._tasks: dict[ConversationId, asyncio.Task[None]] = {}
+        self._denied: list[tuple[ConversationId, EventId]] = []
         """Commands of rooms that are not served: they wait in the inbox until `release`."""
         self._releases = 0
-        self._task: asyncio.Task[None] | None = None
         self._is_open = False
 
     @property
     def is_idle(self) -> bool:
         """Whether no command waits or runs."""
-        return not self._queue and self._task is None
+        return not self._queues and not self._tasks
 
     def open(self) -> None:
         """Begin to run what waits."""
         self._is_open = True
-        self._wake()
+        for conversation_id in tuple(self._queues):
+            self._wake(conversation_id)
 
-    def add(self, event_id: EventId) -> None:
-        """Queue one command."""
-        self._queue.append(event_id)
-        self._wake()
-
-    async def close(self) -> None:
-        """Run no more; what waits is run at the next start."""
-        self._is_open = False
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-
-    def _wake(self) -> None:
-        if self._is_open and self._queue and self._task is None:
-            self._task = asyncio.get_running_loop().create_task(self._run_all(), name="commands")
-            self._task.add_done_callback(self._end)
-
-    def _end(self, task: asyncio.Task[None]) -> None:
-        self._task = None
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self._is_open = False
-            self._on_fault(error)
-        self._wake()
-        self._on_change()
+    def add(self, conversation_id: ConversationId, event_id: EventId) -> None:
+        """Queue one command behind those of its conversation."""
+        self._queues.setdefault(conversation_id, deque()).append(event_id)
+        self._wake(conversation_id)
 
     def release(self) -> None:
         """Try those again whose rooms were not served: one may be now."""
         self._releases += 1
-        self._queue.extend(self._denied)
-        self._denied.clear()
-        self._wake()
+        denied, self._denied = self._denied, []
+        for conversation_id, event_id in denied:
+            self.add(conversation_id, event_id)
 
-    async def _run_all(self) -> None:
-        while self._queue:
+    async def close(self) -> None:
+        """Run no more; what waits is run at the next start."""
+        self._is_open = False
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _wake(self, conversation_id: ConversationId) -> None:
+        if self._is_open and self._queues.get(conversation_id) and conversation_id not in self._tasks:
+            task = asyncio.get_running_loop().create_task(self._run_all(conversation_id), name=f"commands {conversation_id}")
+            self._tasks[conversation_id] = task
+            task.add_done_callback(partial(self._end, conversation_id))
+
+    def _end(self, conversation_id: ConversationId, task: asyncio.Task[None]) -> None:
+        del self._tasks[conversation_id]
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._is_open = False
+            self._on_fault(error)
+        self._wake(conversation_id)
+        self._on_change()
+
+    async def _run_all(self, conversation_id: ConversationId) -> None:
+        queue = self._queues[conversation_id]
+        while queue:
             releases = self._releases
-            event_id = self._queue.popleft()
-            if not await self.run_one(event_id):
-                # Its room may be the one that was released, after the answer was given.
-                (self._denied if self._releases == releases else self._queue).append(event_id)
+            event_id = queue[0]
+            is_done = await self.run_one(event_id)
+            queue.popleft()
+            if is_done:
+                continue
+            if self._releases == releases:
+                self._denied.append((conversation_id, event_id))
+            else:  # its room may be the one that was released, after the answer was given
+                queue.append(event_id)
+        del self._queues[conversation_id]
 
     async def run_one(self, event_id: EventId) -> bool:
         """Run one command to its end; one that was run before changes nothing. False where its room is not served (ROOM-3)."""
         while True:
             try:
-                found = await self._look(event_id)
-                effects = await self._stores.database.transaction("command.run", partial(self._run, event_id=event_id, found=found))
+                found, seen = await self._look(event_id)
+                run = partial(self._run, event_id=event_id, found=found, seen=seen)
+                effects = await self._stores.database.transaction("command.run", run)
+            except _Outdated:
+                continue
             except StopError:
                 raise
             except WaitError:
@@ -144,26 +162,32 @@ class Commands:
             self._hand_on(effects)
             return True
 
-    async def _look(self, event_id: EventId) -> Answer | None:
-        """Return the answer of a command that only reads, or None for another."""
+    async def _look(self, event_id: EventId) -> tuple[Answer | None, tuple[int, int]]:
+        """Return the answer of a command that only reads, None for another or where it may not be used; and what was known then."""
 
-        def look(connection: Connection) -> Answer | Found | None:
+        def look(connection: Connection) -> Answer | Found | Missed | None:
             row = self._stores.inbox.find(connection, event_id)
             command = parse_command(row.content.text) if row is not None and row.content is not None else None
-            if row is None or command is None or command.name not in _LOOKUPS:
+            if row is None or command is None or command.name not in _LOOKUPS or self._refuse(connection, row, command):
                 return None
             return self._lookups.look(connection, row, command)
 
-        found = await self._stores.database.read(look)
-        return await self._lookups.show(found) if isinstance(found, Found) else found
+        removals = self._stores.removals
+        found, last = await self._stores.database.read(lambda connection: (look(connection), self._stores.inbox.find_last(connection)))
+        seen = (last, removals)
+        if isinstance(found, Missed):
+            return await self._lookups.explain(found), seen
+        return (await self._lookups.show(found) if isinstance(found, Found) else found), seen
 
-    def _run(self, connection: Connection, event_id: EventId, found: Answer | None) -> Effects | None:
+    def _run(self, connection: Connection, event_id: EventId, found: Answer | None, seen: tuple[int, int]) -> Effects | None:
         effects = Effects()
         row = self._stores.inbox.find(connection, event_id)
         if row is None or row.state != "queued":
             return effects
         if not self._senses.is_served(get_room(connection, row.conversation_id)):
             return None
+        if found is not None and self._is_outdated(connection, row, seen):
+            raise _Outdated
         command = parse_command(row.content.text) if row.content is not None else None
         if command is None:  # another version of the program took it for one, or its row is damaged
             answer = Answer("I don't know that command. `!help` shows those that I know.")
@@ -174,6 +198,11 @@ class Commands:
         self._stores.inbox.move(connection, row, "done")
         effects.conversation_id = row.conversation_id
         return effects
+
+    def _is_outdated(self, connection: Connection, row: InboxRow, seen: tuple[int, int]) -> bool:
+        """Tell whether texts were removed since `seen`, by people in the room or by retention."""
+        last, removals = seen
+        return self._stores.removals != removals or self._stores.inbox.has_redaction_since(connection, row.conversation_id, last)
 
     def _refuse(self, connection: Connection, row: InboxRow, command: Command) -> Answer | None:
         """Return why this person may not use the command, or None where it may be used (CMD-2)."""
@@ -268,7 +297,7 @@ class Commands:
             fail_request(self._stores, connection, row, sentence, self._clock.now())
             return Effects(conversation_id=row.conversation_id)
 
-        return await self._stores.database.transaction("command.fail", end)
+        return await keep(self._clock, lambda: self._stores.database.transaction("command.fail", end))
 
 
 def _show(requests: Sequence[InboxRow]) -> str:

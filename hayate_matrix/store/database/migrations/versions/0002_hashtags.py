@@ -11,6 +11,8 @@ def upgrade() -> None:
     """Add the index and the columns; what is there is untagged."""
     for table in ("inbox", "tasks", "outbox"):
         op.add_column(table, sa.Column("tags", sa.Text, nullable=False, server_default=""))
+    is_reply = sa.text("reply_to IS NOT NULL")
+    op.create_index("inbox_reply", "inbox", ["reply_to"], sqlite_where=is_reply, postgresql_where=is_reply)
     op.add_column("tasks", sa.Column("steers", sa.Integer, nullable=False, server_default="0"))
     op.execute(
         "UPDATE tasks SET steers = (SELECT count(*) FROM entries WHERE entries.task_id = tasks.id AND entries.kind = 'steer')"

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 from hayate_matrix.core.allowlist import decide_person
 from hayate_matrix.core.commands import COMMANDS, parse_command
 from hayate_matrix.core.facts import Edit, Membership, Message, Redaction, Skipped
-from hayate_matrix.core.hashtags import parse_tags
 from hayate_matrix.core.ids import MAIN_FOCUS, EventId, Focus
 from hayate_matrix.core.transcript import Request
 from hayate_matrix.core.triggers import Address, decide_trigger, is_quick_exchange, strip_mention
 from hayate_matrix.harness.endings import stop_task
+from hayate_matrix.harness.intake.versions import clean, edit_content, find_first_tags, find_tags, keep_tags, take_back
 from hayate_matrix.harness.lanes import Work
 from hayate_matrix.store.conversations import ensure_conversation, set_presence, set_streak
 from hayate_matrix.store.inbox import InboxRow
@@ -40,6 +40,8 @@ _SKIPPED = {
     "gap": "I skipped {count} earlier messages of this room: more came at once than I fetch. Please repeat what still matters.",
     "age": "While I was away {count} messages came that are too old to be answered now. Please repeat what still matters.",
 }
+_URGENT = {"stop", "pause"}
+"""Commands that are never left out: they end what goes wrong."""
 _OUTDATED = "A message of this room was removed meanwhile: please ask again."
 _BEHIND = "That comes right after the answer that I am working on. `!stop` ends it."
 _LOOP = (
@@ -53,7 +55,7 @@ class Accepted:
     """What a batch of facts asks the rest of the harness to do, now that it is durable."""
 
     work: list[Work] = field(default_factory=list)
-    commands: list[EventId] = field(default_factory=list)
+    commands: list[tuple[ConversationId, EventId]] = field(default_factory=list)
     owed: set[ConversationId] = field(default_factory=set)
     stopped: list[EventId] = field(default_factory=list)
     """Requests whose running turn has ended as stopped."""
@@ -61,27 +63,6 @@ class Accepted:
     """Sessions whose stored text changed."""
     read: dict[RoomId, EventId] = field(default_factory=dict)
     """The last request of each room, for its receipt."""
-
-
-def _clean(text: str) -> str:
-    """Return `text` as valid Unicode: half a surrogate pair, which JSON can write, would stop it at every later border."""
-    return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-
-
-def _find_tags(body: str, text: str) -> tuple[str, ...]:
-    """Return the tags of a message whose `body` is `text` once the mention of the bot is taken off (TAG-8)."""
-    if body.lstrip() == text:
-        return parse_tags(body)  # blanks in front may make it code (TAG-5)
-    tags = parse_tags(text)
-    if tags and text.startswith("#") and body.endswith(text) and not (body.removesuffix(text)[-1:] or " ").isspace():
-        return parse_tags("x" + text)  # what stands right behind the mention is no tag of the body (TAG-2)
-    return tags
-
-
-def _keep_tags(tags: Sequence[str], text: str) -> tuple[str, ...]:
-    """Return those of `tags` that an edit left in its `text`; it never adds one (IN-4)."""
-    left = set(parse_tags(text))
-    return tuple(tag for tag in tags if tag in left)
 
 
 class Batch:
@@ -133,11 +114,14 @@ class Batch:
         if any(row.kind == "redaction" for row in about):
             self._note(fact, conversation, "other", focus=focus)
             return
-        text = strip_mention(_clean(fact.body), fact.formatted_body, self._speaker)
-        content = Request(sender=fact.sender, text=text, file_name=_clean(fact.file_name) if fact.file_name else None)
+        text = strip_mention(clean(fact.body), fact.formatted_body, self._speaker)
+        content = Request(sender=fact.sender, text=text, file_name=clean(fact.file_name) if fact.file_name else None)
         command = parse_command(text)
-        if command is not None:
+        if command is not None and (command.name in _URGENT or not self._breaks_loop(fact, conversation)):
             self._put_command(fact, conversation, focus, content, is_ordered=COMMANDS[command.name].is_ordered)
+            return
+        if command is not None:
+            self._note(fact, conversation, "other", focus=focus)
             return
         if conversation.is_paused or not self._is_addressed(fact, conversation):
             self._reset_streak(fact, conversation)
@@ -147,15 +131,15 @@ class Batch:
             self._note(fact, conversation, "other", focus=focus)
             return
         edit = next((row for row in reversed(about) if row.kind == "edit" and row.sender == fact.sender and row.content is not None), None)
-        tags = _find_tags(fact.body, text)
+        tags = find_tags(fact.body, text)
         if edit is not None and edit.content is not None:
-            content = replace(content, text=edit.content.text)
+            content = edit_content(content, fact.event_id, edit.event_id, edit.content.text)
             self._inbox.remove_text(self._connection, [edit.event_id])  # the request has it now
-            tags = _keep_tags(tags, content.text)
+            tags = keep_tags(tags, content.text)
         self._put_request(fact, conversation, focus, content, answers=fact.event_id, reply_to=fact.reply_to, tags=tags)
 
     def _take_edit(self, fact: Edit, conversation: Conversation) -> None:
-        content = Request(sender=fact.sender, text=strip_mention(_clean(fact.body), fact.formatted_body, self._speaker))
+        content = Request(sender=fact.sender, text=strip_mention(clean(fact.body), fact.formatted_body, self._speaker))
         row = self._inbox.find(self._connection, fact.target)
         is_welcome = conversation.is_present and not conversation.is_paused and bool(decide_person(self._rules.policy, fact.sender))
         if row is None:
@@ -163,6 +147,9 @@ class Batch:
             return
         is_theirs = row.sender == fact.sender and row.conversation_id == conversation.id
         about = self._inbox.find_about(self._connection, conversation.id, fact.target)
+        if any(other.kind == "redaction" for other in self._find_about(conversation, fact.event_id)):  # it was removed before it came
+            self._note(fact, conversation, "edit", target=fact.target)
+            return
         if not is_theirs or not is_welcome or any(other.kind == "redaction" for other in about):
             self._note(fact, conversation, "edit", target=fact.target)
             return
@@ -178,8 +165,8 @@ class Batch:
         if newest.content is None or newest.state == "dropped" or newest.content.text == content.text:
             self._note(fact, conversation, "edit", target=fact.target)
         elif newest.state == "queued":
-            fresh = replace(newest.content, text=content.text)
-            self._inbox.replace(self._connection, newest, fresh, _keep_tags(newest.tags, content.text))
+            fresh = edit_content(newest.content, newest.event_id, fact.event_id, content.text)
+            self._inbox.replace(self._connection, newest, fresh, keep_tags(newest.tags, content.text))
             self._note(fact, conversation, "edit", target=fact.target)
         else:
             follow_up = replace(content, is_edit=True)
@@ -202,10 +189,34 @@ class Batch:
             elif row.state == "running":
                 self._stop(conversation, "its message was removed", request=row.event_id)
         event_ids = [row.event_id for row in rows]
-        self._inbox.remove_text(self._connection, event_ids)
-        if any(row.kind == "request" for row in rows):
+        edited = self._find_edited(target, conversation, event_ids)
+        self._inbox.remove_text(self._connection, [*event_ids, *edited])
+        if edited or any(row.kind == "request" for row in rows):
             self._stores.outbox.replace_listings(self._connection, conversation.id, _OUTDATED)
-        self.accepted.changed.update(self._stores.sessions.remove_text(self._connection, event_ids))
+        sessions = self._stores.sessions
+        self.accepted.changed.update(sessions.remove_text(self._connection, [*event_ids, *edited]))
+        replies = self._inbox.find_replies(self._connection, conversation.id, target)
+        self.accepted.changed.update(sessions.remove_references(self._connection, replies))
+
+    def _find_edited(self, edit: EventId, conversation: Conversation, known: Sequence[EventId]) -> list[EventId]:
+        """Return the request that was taken up with the text of a removed edit; one that still waits gets its text of before back."""
+        row = self._inbox.find(self._connection, edit)
+        original = self._inbox.find(self._connection, row.target) if row is not None and row.kind == "edit" and row.target else None
+        content = original.content if original is not None and original.conversation_id == conversation.id else None
+        if original is None or content is None or original.event_id in known:
+            return []
+        restored = take_back(content, edit)
+        if restored is None:
+            return []
+        if original.state == "queued":
+            tags = find_first_tags(restored) if len(restored.versions) == 1 else original.tags
+            self._inbox.replace(self._connection, original, restored, keep_tags(tags, restored.text))
+            return []
+        if content.versions[-1][0] != edit:
+            return []
+        if original.state == "running":
+            self._stop(conversation, "its message was removed", request=original.event_id)
+        return [original.event_id]
 
     def _change_presence(self, fact: Membership, conversation: Conversation) -> None:
         """Begin or end the work for a room that the bot came into or had to leave (ROOM-10)."""
@@ -335,7 +346,7 @@ class Batch:
     def _put_command(self, fact: Message, conversation: Conversation, focus: Focus, content: Request, *, is_ordered: bool) -> None:
         if not is_ordered:
             self._put(fact, conversation, "command", focus, content)
-            self.accepted.commands.append(fact.event_id)
+            self.accepted.commands.append((conversation.id, fact.event_id))
             return
         is_behind = any(row.focus == focus and row.state == "running" for row in self._inbox.list_open(self._connection, conversation.id))
         self._put(fact, conversation, "ordered", focus, content)

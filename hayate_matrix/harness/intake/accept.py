@@ -12,15 +12,17 @@ import asyncio
 from functools import partial
 from typing import TYPE_CHECKING
 
-from hayate_matrix.harness.batch import Batch
+from hayate_matrix.core.ids import is_storable
+from hayate_matrix.harness.intake.batch import Batch
 from hayate_matrix.log import get_logger
+from hayate_matrix.store.stores import keep
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from hayate_matrix.core.clock import Clock
     from hayate_matrix.core.facts import AnyFact
-    from hayate_matrix.harness.batch import Accepted
+    from hayate_matrix.harness.intake.batch import Accepted
     from hayate_matrix.harness.limits import Limiter
     from hayate_matrix.harness.rules import Rules
     from hayate_matrix.store.database import Connection
@@ -30,9 +32,6 @@ _log = get_logger(__name__)
 
 _BATCH_SIZE = 200
 """Facts in one transaction: others wait for the writer meanwhile, about 0.2 s."""
-
-_LONGEST_ID_BYTES = 1000
-"""Matrix allows 255; an index of PostgreSQL takes rows of 2,704 at most, and a relation can name anything."""
 
 
 class Intake:
@@ -64,7 +63,8 @@ class Intake:
     async def _accept(self, facts: Sequence[AnyFact]) -> None:
         for start in range(0, len(facts), _BATCH_SIZE):
             some = facts[start : start + _BATCH_SIZE]
-            self._hand_on(await self._stores.database.transaction("intake.accept", partial(self._take, facts=some)))
+            take = partial(self._take, facts=some)
+            self._hand_on(await keep(self._clock, lambda: self._stores.database.transaction("intake.accept", take)))  # noqa: B023 - awaited here
 
     def _take(self, connection: Connection, facts: Sequence[AnyFact]) -> Accepted:
         known, targets = self._stores.inbox.find_known(connection, [fact.event_id for fact in facts if _is_storable(fact)])
@@ -81,7 +81,4 @@ class Intake:
 def _is_storable(fact: AnyFact) -> bool:
     """Tell whether the ids of a fact are text that every database takes; one hostile event must not stop all that come after it."""
     ids = (fact.event_id, fact.room_id, fact.sender, *(getattr(fact, name, None) or "" for name in ("target", "thread", "reply_to")))
-    try:
-        return all("\x00" not in name and len(name.encode()) <= _LONGEST_ID_BYTES for name in ids)
-    except UnicodeEncodeError:  # half a surrogate pair
-        return False
+    return all(is_storable(name) for name in ids)
