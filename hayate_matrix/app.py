@@ -158,7 +158,7 @@ class App:
         edge = Edge(keystore, http, account, self._clock, options, may_take=lambda: not self._is_low(_POSITION_SHARE))
         _log.info("starting", user=credentials.user_id, homeserver=credentials.homeserver)
         try:
-            database.own_account(credentials.user_id)
+            await database.own_account(credentials.user_id)
             await edge.open()
             await self._serve(edge, database, sealer, http, options)
         finally:

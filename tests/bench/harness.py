@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from hayate_matrix.core.deliveries import Delivery
+    from hayate_matrix.store.database.prepared import SwiftConnection
     from tests.bench.report import Report
 
 ROUNDS = 5
@@ -53,9 +54,17 @@ class _Counting(Database):
 
     commits = 0
 
-    def _commit(self, driver: Any) -> None:
-        super()._commit(driver)
-        self.commits += 1
+    def _connect(self) -> SwiftConnection:
+        connection = super()._connect()
+        driver: Any = connection.driver
+        commit = driver.commit
+
+        def commit_and_count() -> None:
+            commit()
+            self.commits += 1
+
+        driver.commit = commit_and_count
+        return connection
 
 
 class _Gateway:

@@ -287,19 +287,19 @@ async def test_a_full_disk_is_told_as_that(tmp_path: Path) -> None:
 
 
 @pytest.mark.requirement("STO-6")
-def test_on_postgres_the_account_has_one_owner(postgres: Postgres) -> None:
+async def test_on_postgres_the_account_has_one_owner(postgres: Postgres) -> None:
     """A second process on the same database is refused for the same account, by name, and served once the first is gone."""
     url = postgres.make_database()
     first, second = open_database(url), open_database(url)
     try:
-        first.own_account("@bot:example.org")
+        await first.own_account("@bot:example.org")
         with pytest.raises(HomeBusyError, match=r"@bot:example.org is served by hayate-matrix process \d+ on this machine"):
-            second.own_account("@bot:example.org")
-        second.own_account("@other:example.org")
+            await second.own_account("@bot:example.org")
+        await second.own_account("@other:example.org")
         first.close()
         second.close()
         third = open_database(url)
-        third.own_account("@bot:example.org")
+        await third.own_account("@bot:example.org")
         third.close()
     finally:
         first.close()

@@ -110,13 +110,13 @@ class _Trap:
     def around_work(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """Return `original`, which runs one transaction's work among others, with the kill behind it or a word to `around_commit`."""
 
-        def run(owner: object, name: str, work: Callable[..., Any]) -> Any:
-            dies = self.is_now("transaction", name)
-            result = original(owner, name, work)
-            if dies and self.crash.when == "before":
+        def run(owner: object, driver: object, call: Any) -> Any:
+            dies = self.is_now("transaction", call.name)
+            is_done = original(owner, driver, call)
+            if dies and is_done and self.crash.when == "before":
                 _die()
-            self.is_committing = self.is_committing or dies
-            return result
+            self.is_committing = self.is_committing or (dies and is_done)
+            return is_done
 
         return run
 
@@ -162,7 +162,7 @@ def arm(crash: Crash) -> None:
     elif crash.also:
         Applier.apply = _refuse_rooms(Applier.apply)  # type: ignore[method-assign]
     trap = _Trap(crash)
-    Database._run = trap.around_work(Database._run)  # type: ignore[method-assign]
+    Database._run_one = trap.around_work(Database._run_one)  # type: ignore[method-assign]
     Database._write = trap.around_commit(Database._write)  # type: ignore[method-assign]
     KeyStore._transact = trap.around_transaction(KeyStore._transact)  # type: ignore[method-assign]
     Http.request = trap.around_request(Http.request)  # type: ignore[method-assign]

@@ -1,7 +1,7 @@
 """Calls from the loop into a thread of the database, and their results back.
 
 Promise: calls are served in the order in which they were made; a caller goes on when its call is over, never in between, also a cancelled
-         one.
+         one. All come from one loop.
 How: one queue, one thread; whoever serves a call may take those that wait behind it too. Results of one service come back in one go. An
      executor would take more than twice as long for a hop (75 µs in place of 30), which every commit pays.
 Not here: what is done in the thread (`writer`).
@@ -10,15 +10,13 @@ Not here: what is done in the thread (`writer`).
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import contextlib
-import itertools
 import queue
 import threading
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
     from sqlalchemy import Connection
 
@@ -32,13 +30,12 @@ class Call:
 
     __slots__ = ("error", "future", "is_over", "loop", "name", "result", "work")
 
-    def __init__(self, name: str, work: Work, loop: asyncio.AbstractEventLoop | None) -> None:
+    def __init__(self, name: str, work: Work, loop: asyncio.AbstractEventLoop) -> None:
         self.name = name
         self.work = work
         self.loop = loop
-        """Where it was made; None for a caller that waits in a thread of its own."""
-        self.future: asyncio.Future[Any] | concurrent.futures.Future[Any]
-        self.future = concurrent.futures.Future() if loop is None else loop.create_future()
+        """Where it was made."""
+        self.future: asyncio.Future[Any] = loop.create_future()
         self.result: Any = None
         self.error: BaseException | None = None
         self.is_over = False
@@ -61,7 +58,7 @@ class CallThread:
         call = Call(name, work, asyncio.get_running_loop())
         self._put(call)
         try:
-            return await call.future  # type: ignore[misc]  # the loop is there
+            return await call.future
         except asyncio.CancelledError:
             # Invariant: when a caller goes on, its transaction is over. `is_over` changes in this very loop, so nothing is missed.
             while not call.is_over:
@@ -71,12 +68,6 @@ class CallThread:
             if not call.future.cancelled():
                 call.future.exception()  # nobody else will ask for it
             raise
-
-    def call_and_wait(self, name: str, work: Work) -> Any:
-        """Do the same for a caller without a loop."""
-        call = Call(name, work, None)
-        self._put(call)
-        return call.future.result()
 
     def close(self) -> None:
         """Let what waits be served, and end the thread; further calls of `close` change nothing."""
@@ -102,12 +93,8 @@ class CallThread:
             except BaseException as error:  # noqa: BLE001 - the caller hears of it
                 call.error = error
                 over = [call]
-            for loop, calls in itertools.groupby(over, key=lambda one: one.loop):
-                if loop is None:
-                    _settle(calls)
-                else:
-                    with contextlib.suppress(RuntimeError):  # the loop has ended, and its callers with it
-                        loop.call_soon_threadsafe(_settle, list(calls))
+            with contextlib.suppress(RuntimeError):  # the loop has ended, and its callers with it
+                call.loop.call_soon_threadsafe(_settle, over)
         self._end()
 
     def _take(self) -> Call | None:
@@ -121,7 +108,7 @@ class CallThread:
         return call
 
 
-def _settle(calls: Iterable[Call]) -> None:
+def _settle(calls: list[Call]) -> None:
     for call in calls:
         call.is_over = True
         if call.future.done():  # its caller was cancelled and is about to learn that it is over

@@ -78,7 +78,7 @@ class Database:
         """
         return cast("T", await self._reading.call("A lookup", work))
 
-    def own_account(self, user_id: str) -> None:
+    async def own_account(self, user_id: str) -> None:
         """On PostgreSQL, own the account for the life of this database: one bot process serves it. On SQLite the home's lock does that.
 
         Raises:
@@ -86,7 +86,7 @@ class Database:
         """
         if self.dialect == "postgresql":
             # On the writer's own connection: whoever loses the lock can't write either.
-            self._writing.call_and_wait("the account's lock", lambda connection: _lock_account(connection, user_id))
+            await self._writing.call("the account's lock", lambda connection: _lock_account(connection, user_id))
 
     def close(self) -> None:
         """Let what waits be done and close all connections; further calls change nothing."""
@@ -130,7 +130,7 @@ class Database:
                 driver.save()
                 if not self._run_one(driver, call):
                     driver.undo()
-            self._commit(driver)
+            driver.commit()
         except Exception as error:  # noqa: BLE001 - every caller hears of it
             self._lose(driver, together, error)
         return together
@@ -138,7 +138,7 @@ class Database:
     def _run_one(self, driver: Driver, call: Call) -> bool:
         """Run one call; False where it failed by itself, and what it did must be undone."""
         try:
-            call.result = self._run(call.name, call.work)
+            call.result = call.work(cast("Connection", self._writer))
         except BaseException as error:
             if find_fault(error, "") is not None:
                 raise
@@ -148,13 +148,6 @@ class Database:
             call.error = RuntimeError(f"The step {call.name} went on after an error of the database.")
             return False
         return True
-
-    def _run(self, _name: str, work: Callable[[Connection], T]) -> T:
-        """Run one transaction's work; whether it is durable is decided later."""
-        return work(cast("Connection", self._writer))
-
-    def _commit(self, driver: Driver) -> None:
-        driver.commit()
 
     def _lose(self, driver: Driver | None, together: list[Call], error: Exception) -> None:
         """Roll the database's transaction back and say so to everybody in it."""
