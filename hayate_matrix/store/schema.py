@@ -195,7 +195,7 @@ spending = sa.Table(
     metadata,
     sa.Column("subject", sa.Text, primary_key=True),
     sa.Column("hour", sa.BigInteger, primary_key=True),
-    sa.Column("turns", sa.Integer, nullable=False),
+    sa.Column("requests", sa.Integer, nullable=False),
     sa.Column("tokens", sa.BigInteger, nullable=False),
     sa.Column("cost_micros", sa.BigInteger, nullable=False),
     sqlite_with_rowid=False,

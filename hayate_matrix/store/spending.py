@@ -29,7 +29,7 @@ _MORE = (
     sa.update(spending)
     .where(*_KEY)
     .values(
-        turns=spending.c.turns + sa.bindparam("_turns", type_=sa.Integer),
+        requests=spending.c.requests + sa.bindparam("_requests", type_=sa.Integer),
         tokens=spending.c.tokens + sa.bindparam("_tokens", type_=sa.BigInteger),
         cost_micros=spending.c.cost_micros + sa.bindparam("_cost_micros", type_=sa.BigInteger),
     )
@@ -70,16 +70,16 @@ class Spending:
         """Return what a subject has used in `hour` and on its day."""
         rows = connection.execute(_READ, {"_subject": subject, "_since": hour - hour % HOURS_A_DAY, "_hour": hour}).all()
         return Spent(
-            requests=sum(row.turns for row in rows if row.hour == hour),
+            requests=sum(row.requests for row in rows if row.hour == hour),
             tokens=sum(row.tokens for row in rows),
             cost_micros=sum(row.cost_micros for row in rows),
         )
 
     def add(self, connection: Connection, subject: str, hour: int, *, requests: int = 0, tokens: int = 0, cost_micros: int = 0) -> None:
         """Count what a subject used in `hour`."""
-        more = {"_subject": subject, "_hour": hour, "_turns": requests, "_tokens": tokens, "_cost_micros": cost_micros}
+        more = {"_subject": subject, "_hour": hour, "_requests": requests, "_tokens": tokens, "_cost_micros": cost_micros}
         if not connection.execute(_MORE, more).rowcount:
-            first = {"subject": subject, "hour": hour, "turns": requests, "tokens": tokens, "cost_micros": cost_micros}
+            first = {"subject": subject, "hour": hour, "requests": requests, "tokens": tokens, "cost_micros": cost_micros}
             connection.execute(_FIRST, first)
 
     def tell(self, connection: Connection, conversation_id: ConversationId, sender: UserId, limit: str, hour: int) -> bool:

@@ -174,7 +174,7 @@ async def test_without_limits_nothing_is_counted(make_desk: MakeDesk) -> None:
     desk.rules = dataclasses.replace(desk.rules, person_limits=Limits(), room_limits=Limits(tokens_day=500))
     await desk.start()
     assert await desk.ask("spend 5 c") == ["c"]
-    assert await desk.count("SELECT sum(turns) FROM spending") == 1
+    assert await desk.count("SELECT sum(requests) FROM spending") == 1
     assert await desk.count("SELECT sum(tokens) FROM spending") == 5
 
 
