@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from hayate_matrix.core.commands import COMMANDS
 from hayate_matrix.core.ids import RoomId, UserId
 from hayate_matrix.core.transcript import Note, Result
+from hayate_matrix.harness.commands.lookups import Lookups
 from hayate_matrix.harness.rules import Senses
 from tests.support.desk import ALICE, BOB, DIRECT, ROOM, CountingRuntime, Desk
 from tests.support.waiting import eventually
@@ -103,6 +104,29 @@ async def test_a_command_can_need_a_power_level(make_desk: MakeDesk) -> None:
     assert await desk.ask("!stop") == ["Nothing is running here."]
     assert await desk.ask("!stop", sender=BOB) == ["`!stop` needs the power level 50; yours is 0."]
     assert await desk.ask("!stop", sender=UserId("@who:example.org")) == ["`!stop` needs the power level 50, and I can't see yours."]
+
+
+@pytest.mark.requirement("IDX-3", "CMD-2")
+@pytest.mark.parametrize("body", ["!hashtags", "!hashtags release", "!hashtags relaese", "!hashtags release 2"])
+async def test_lookups_can_need_a_power_level(make_desk: MakeDesk, monkeypatch: pytest.MonkeyPatch, body: str) -> None:
+    """Whoever lacks it hears so, whatever was asked, and nothing is looked up; whoever has it gets the answer."""
+    look, looks = Lookups.look, 0
+
+    def watch(lookups: Lookups, *call: Any) -> Any:
+        nonlocal looks
+        looks += 1
+        return look(lookups, *call)
+
+    def prepare(desk: Desk) -> None:
+        desk.senses = Senses(read_power=lambda _room, user: 50 if user == ALICE else 49)
+
+    monkeypatch.setattr(Lookups, "look", watch)
+    desk = await make_desk(prepare, command_power={"hashtags": 50})
+    await desk.ask("@bot the #release", room=ROOM)
+    assert await desk.ask(body, room=ROOM, sender=BOB) == ["`!hashtags` needs the power level 50; yours is 49."]
+    assert looks == 0
+    assert "power level" not in (await desk.ask(body, room=ROOM))[0]
+    assert looks == 1
 
 
 @pytest.mark.requirement("CMD-3")

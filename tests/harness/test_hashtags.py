@@ -52,6 +52,18 @@ async def test_the_model_is_told_the_tags(desk: Desk) -> None:
     assert await desk.ask("tags") == ["There are no tags."]
 
 
+@pytest.mark.requirement("SRC-3")
+async def test_the_tags_stand_in_the_inbox_row_and_in_the_task(desk: Desk) -> None:
+    """Both know the request's tags, each once and in reading order; those of a request without any are empty."""
+    tagged = await desk.say("echo #two #one and #two")
+    await desk.idle()
+    untagged = await desk.say("echo none")
+    await desk.idle()
+    stored = "SELECT inbox.event_id, inbox.tags, tasks.tags FROM inbox JOIN tasks ON tasks.request_event_id = inbox.event_id ORDER BY seq"
+    rows = await desk.database.read(lambda connection: connection.exec_driver_sql(stored).all())
+    assert [tuple(row) for row in rows] == [(tagged.event_id, "two one", "two one"), (untagged.event_id, "", "")]
+
+
 @pytest.mark.requirement("SRC-1", "IN-4")
 async def test_an_edit_takes_tags_away_and_never_adds_one(desk: Desk) -> None:
     """Of a queued request those go that its new text lacks; a follow-up and an edit that adds the mention are untagged."""

@@ -11,6 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
+from hayate_matrix.core.hashtags import put_label
 from hayate_matrix.matrix.render import MAX_PARTS, Rendered, render, split_reply
 
 BUDGETS = st.integers(min_value=400, max_value=3000)
@@ -272,6 +273,17 @@ def test_reply_longer_than_five_messages_says_so() -> None:
     assert overflow is not None
     assert overflow.total_bytes == 250_000
     assert 0 < overflow.left_bytes < 250_000
+
+
+@pytest.mark.requirement("LBL-5")
+@pytest.mark.parametrize("text", ["word " * 600, "- item\n" * 600, "```\n" + "print(1)\n" * 400 + "```"], ids=["words", "list", "code"])
+def test_of_several_parts_the_first_alone_has_the_label(text: str) -> None:
+    """A long reply under tags is cut behind its label, which is not repeated, neither in the body nor in the HTML."""
+    parts = split_reply(put_label(["release", "nightly"], text), max_bytes=3000)
+    assert len(parts) > 1
+    assert parts[0].body.startswith("#nightly #release ·")
+    assert [part.body.count("#") for part in parts] == [2] + [0] * (len(parts) - 1)
+    assert not any("#" in (part.formatted_body or "") for part in parts[1:])
 
 
 @pytest.mark.requirement("SEC-2")
