@@ -68,7 +68,7 @@ def owe_answer(
     now: datetime,
     *,
     task_id: TaskId | None = None,
-    links: Sequence[tuple[str, EventId]] = (),
+    links: Sequence[tuple[str, EventId]] | None = None,
 ) -> None:
     """Owe the room an answer to `request`: where it was asked, to whoever asked, with the tags of what was asked."""
     stores.outbox.add(

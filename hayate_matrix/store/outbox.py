@@ -59,9 +59,9 @@ _EXPIRE_OF = (
     .where(IS_OWED, outbox.c.task_id.in_(sa.select(tasks.c.id).where(tasks.c.session_id == sa.bindparam("session_id"))))
     .values(reason=_EXPIRED, epoch=outbox.c.epoch + 1)
 )
-_LIST_LISTINGS = sa.select(outbox.c.id).where(_OF_CONVERSATION, IS_OWED, outbox.c.kind == "listing")
+_LIST_LISTINGS = sa.select(outbox.c.id).where(_OF_CONVERSATION, IS_OWED, outbox.c.kind == "listing", outbox.c.links.is_not(None))
 _REPLACE_LISTING = (
-    sa.update(outbox).where(outbox.c.id == sa.bindparam("_id")).values(text=sa.bindparam("text"), links=None, epoch=outbox.c.epoch + 1)
+    sa.update(outbox).where(outbox.c.id == sa.bindparam("_id")).values(text=sa.bindparam("text"), links="[]", epoch=outbox.c.epoch + 1)
 )
 _REPLACE_TEXT = sa.update(outbox).where(outbox.c.id == sa.bindparam("_id")).values(text=sa.bindparam("text"))
 _FIND_SENT = (
@@ -108,11 +108,11 @@ class Outbox:
         thread: EventId | None = None,
         mention: UserId | None = None,
         tags: Sequence[str] = (),
-        links: Sequence[tuple[str, EventId]] = (),
+        links: Sequence[tuple[str, EventId]] | None = None,
     ) -> DeliveryId:
         """Owe `text` to the room of the conversation, behind what is owed to it already.
 
-        `tags` become its label when it is delivered (LBL-1); `text` stays without.
+        `tags` become its label when it is delivered (LBL-1); `text` stays without. `links` are those of a listing that shows messages.
         """
         delivery_id = DeliveryId(make_uuid7(now))
         connection.execute(
@@ -130,7 +130,7 @@ class Outbox:
                 "made_at_ms": int(now.timestamp() * 1000),
                 "text": self._sealer.seal(_FIELD, delivery_id, text),
                 "tags": " ".join(sorted(tags)),
-                "links": json.dumps(links) if links else None,
+                "links": None if links is None else json.dumps(links),
             },
         )
         return delivery_id

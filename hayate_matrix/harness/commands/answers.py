@@ -36,8 +36,8 @@ class Answer:
 
     text: str
     is_listing: bool = False
-    links: Sequence[tuple[str, EventId]] = ()
-    """Words of a listing that lead to events of the room."""
+    links: Sequence[tuple[str, EventId]] | None = None
+    """Of a listing that shows messages: words that lead to events of the room."""
 
 
 def refuse(name: str, problem: str) -> Answer:

@@ -119,7 +119,7 @@ class Lookups:
         lines = [line for one in listed for line in _show(one, row)]
         if number < last:
             lines.append(f"Page {number} of {last}; the next: /sessions {number + 1}")
-        return Answer("\n".join(lines), is_listing=True)
+        return Answer("\n".join(lines), is_listing=True, links=())
 
 
 def _show(listed: Listed, row: InboxRow) -> list[str]:

@@ -40,8 +40,6 @@ _SKIPPED = {
     "gap": "I skipped {count} earlier messages of this room: more came at once than I fetch. Please repeat what still matters.",
     "age": "While I was away {count} messages came that are too old to be answered now. Please repeat what still matters.",
 }
-_URGENT = {"stop", "pause"}
-"""Commands that are never left out: they end what goes wrong."""
 _OUTDATED = "A message of this room was removed meanwhile: please ask again."
 _BEHIND = "That comes right after the answer that I am working on. `!stop` ends it."
 _LOOP = (
@@ -117,11 +115,8 @@ class Batch:
         text = strip_mention(clean(fact.body), fact.formatted_body, self._speaker)
         content = Request(sender=fact.sender, text=text, file_name=clean(fact.file_name) if fact.file_name else None)
         command = parse_command(text)
-        if command is not None and (command.name in _URGENT or not self._breaks_loop(fact, conversation)):
-            self._put_command(fact, conversation, focus, content, is_ordered=COMMANDS[command.name].is_ordered)
-            return
         if command is not None:
-            self._note(fact, conversation, "other", focus=focus)
+            self._put_command(fact, conversation, focus, content, is_ordered=COMMANDS[command.name].is_ordered)
             return
         if conversation.is_paused or not self._is_addressed(fact, conversation):
             self._reset_streak(fact, conversation)
