@@ -17,11 +17,11 @@ from hayate_matrix.errors import TurnFailed
 from hayate_matrix.log import get_logger
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
     from datetime import datetime
 
     from hayate_matrix.core.deliveries import DeliveryKind
-    from hayate_matrix.core.ids import TaskId
+    from hayate_matrix.core.ids import SessionId, TaskId
     from hayate_matrix.store.database import Connection
     from hayate_matrix.store.inbox import InboxRow
     from hayate_matrix.store.stores import Stores
@@ -42,6 +42,23 @@ def stop_task(stores: Stores, connection: Connection, task: Task, why: str, now:
     request = stores.inbox.find(connection, task.request)
     if request is not None and request.state == "running":
         stores.inbox.move(connection, request, "stopped")
+
+
+def stop_tasks(
+    stores: Stores,
+    connection: Connection,
+    found: Iterable[Task],
+    why: str,
+    now: datetime,
+    *,
+    stopped: list[EventId],
+    changed: set[SessionId],
+) -> None:
+    """End the tasks `found`; their requests are added to `stopped` and their sessions to `changed`, to be handed on after the commit."""
+    for task in found:
+        stop_task(stores, connection, task, why, now)
+        stopped.append(task.request)
+        changed.add(task.session_id)
 
 
 def fail_task(stores: Stores, connection: Connection, task: Task, request: InboxRow, sentence: str, now: datetime) -> None:

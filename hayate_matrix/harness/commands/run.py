@@ -9,17 +9,18 @@ Not here: which words are commands (core/commands).
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING
 
 from hayate_matrix.core.commands import COMMANDS, parse_command
 from hayate_matrix.core.transcript import Steer
-from hayate_matrix.errors import StopError, WaitError
+from hayate_matrix.errors import StopError
 from hayate_matrix.harness.commands.answers import Answer, Effects, refuse
 from hayate_matrix.harness.commands.lookups import Found, Lookups, Missed
 from hayate_matrix.harness.commands.sessions import SessionCommands
-from hayate_matrix.harness.endings import fail_request, owe_answer, stop_task, word_error
+from hayate_matrix.harness.endings import fail_request, owe_answer, stop_tasks, word_error
 from hayate_matrix.log import get_logger
 from hayate_matrix.store.conversations import find_conversation, get_room, set_pause
 from hayate_matrix.store.stores import keep
@@ -40,8 +41,6 @@ if TYPE_CHECKING:
 
 _log = get_logger(__name__)
 
-_WAIT_S = 5.0
-"""Between two tries while the disk is full."""
 _LOOKUPS = {"hashtags", "sessions"}
 _OF_SESSIONS = {"new", "name", "resume", "close"}
 
@@ -143,24 +142,24 @@ class Commands:
 
     async def run_one(self, event_id: EventId) -> bool:
         """Run one command to its end; one that was run before changes nothing. False where its room is not served (ROOM-3)."""
+        try:
+            effects = await keep(self._clock, partial(self._try, event_id))
+        except StopError:
+            raise
+        except Exception as error:  # noqa: BLE001 - one broken command must not silence the others
+            effects = await self._fail(event_id, error)
+        if effects is None:
+            return False
+        self._hand_on(effects)
+        return True
+
+    async def _try(self, event_id: EventId) -> Effects | None:
+        """Look up and commit, as often as what was looked up was removed meanwhile."""
         while True:
-            try:
-                found, seen = await self._look(event_id)
-                run = partial(self._run, event_id=event_id, found=found, seen=seen)
-                effects = await self._stores.database.transaction("command.run", run)
-            except _Outdated:
-                continue
-            except StopError:
-                raise
-            except WaitError:
-                await self._clock.sleep(_WAIT_S)
-                continue
-            except Exception as error:  # noqa: BLE001 - one broken command must not silence the others
-                effects = await self._fail(event_id, error)
-            if effects is None:
-                return False
-            self._hand_on(effects)
-            return True
+            found, seen = await self._look(event_id)
+            run = partial(self._run, event_id=event_id, found=found, seen=seen)
+            with contextlib.suppress(_Outdated):
+                return await self._stores.database.transaction("command.run", run)
 
     async def _look(self, event_id: EventId) -> tuple[Answer | None, tuple[int, int]]:
         """Return the answer of a command that only reads, None for another or where it may not be used; and what was known then."""
@@ -258,19 +257,15 @@ class Commands:
 
     def _stop(self, connection: Connection, row: InboxRow, now: datetime, effects: Effects) -> str:
         found = self._stores.tasks.find_open(connection, row.conversation_id, row.focus)
-        for task in found:
-            stop_task(self._stores, connection, task, "it was stopped by a person", now)
-            effects.stopped.append(task.request)
-            effects.changed.add(task.session_id)
+        why = "it was stopped by a person"
+        stop_tasks(self._stores, connection, found, why, now, stopped=effects.stopped, changed=effects.changed)
         return "Stopped." if found else "Nothing is running here."
 
     def _pause(self, connection: Connection, row: InboxRow, now: datetime, effects: Effects) -> str:
         """End all work for the room, in every thread of it, and begin none until `!unpause` (ROOM-10)."""
         set_pause(connection, row.conversation_id, is_paused=True)
-        for task in self._stores.tasks.find_open(connection, row.conversation_id):
-            stop_task(self._stores, connection, task, "the room was paused", now)
-            effects.stopped.append(task.request)
-            effects.changed.add(task.session_id)
+        found = self._stores.tasks.find_open(connection, row.conversation_id)
+        stop_tasks(self._stores, connection, found, "the room was paused", now, stopped=effects.stopped, changed=effects.changed)
         for other in self._stores.inbox.list_open(connection, row.conversation_id):
             if other.kind == "request" and other.state == "queued":
                 self._stores.inbox.move(connection, other, "dropped")

@@ -14,7 +14,7 @@ from hayate_matrix.core.facts import Edit, Membership, Message, Redaction, Skipp
 from hayate_matrix.core.ids import MAIN_FOCUS, EventId, Focus
 from hayate_matrix.core.transcript import Request
 from hayate_matrix.core.triggers import Address, decide_trigger, is_quick_exchange, strip_mention
-from hayate_matrix.harness.endings import stop_task
+from hayate_matrix.harness.endings import stop_tasks
 from hayate_matrix.harness.intake.versions import clean, edit_content, find_first_tags, find_tags, keep_tags, take_back
 from hayate_matrix.harness.lanes import Work
 from hayate_matrix.store.conversations import ensure_conversation, set_presence, set_streak
@@ -142,10 +142,9 @@ class Batch:
             return
         is_theirs = row.sender == fact.sender and row.conversation_id == conversation.id
         about = self._inbox.find_about(self._connection, conversation.id, fact.target)
-        if any(other.kind == "redaction" for other in self._find_about(conversation, fact.event_id)):  # it was removed before it came
-            self._note(fact, conversation, "edit", target=fact.target)
-            return
-        if not is_theirs or not is_welcome or any(other.kind == "redaction" for other in about):
+        # The edit itself may have been removed before it came.
+        removals = (other for other in (*about, *self._find_about(conversation, fact.event_id)) if other.kind == "redaction")
+        if not is_theirs or not is_welcome or any(removals):
             self._note(fact, conversation, "edit", target=fact.target)
             return
         # The newest request that this message led to: itself, or the follow-up of an earlier edit.
@@ -169,22 +168,16 @@ class Batch:
 
     def _remove(self, target: EventId, conversation: Conversation) -> None:
         """Take the text of a message, and of its edits, out of everything that holds it (IN-5)."""
-        rows = [
-            row
-            for row in (
-                self._inbox.find(self._connection, target),
-                *self._inbox.find_about(self._connection, conversation.id, target),
-            )
-            if row is not None
-        ]
-        rows = [row for row in rows if row.conversation_id == conversation.id and row.kind != "redaction"]
+        meant = self._inbox.find(self._connection, target)
+        found = (*([] if meant is None else [meant]), *self._inbox.find_about(self._connection, conversation.id, target))
+        rows = [row for row in found if row.conversation_id == conversation.id and row.kind != "redaction"]
         for row in rows:
             if row.state == "queued":
                 self._inbox.move(self._connection, row, "dropped")
             elif row.state == "running":
                 self._stop(conversation, "its message was removed", request=row.event_id)
         event_ids = [row.event_id for row in rows]
-        edited = self._find_edited(target, conversation, event_ids)
+        edited = self._find_edited(meant, conversation, event_ids)
         self._inbox.remove_text(self._connection, [*event_ids, *edited])
         if edited or any(row.kind == "request" for row in rows):
             self._stores.outbox.replace_listings(self._connection, conversation.id, _OUTDATED)
@@ -193,10 +186,11 @@ class Batch:
         replies = self._inbox.find_replies(self._connection, conversation.id, target)
         self.accepted.changed.update(sessions.remove_references(self._connection, replies))
 
-    def _find_edited(self, edit: EventId, conversation: Conversation, known: Sequence[EventId]) -> list[EventId]:
+    def _find_edited(self, row: InboxRow | None, conversation: Conversation, known: Sequence[EventId]) -> list[EventId]:
         """Return the request that was taken up with the text of a removed edit; one that still waits gets its text of before back."""
-        row = self._inbox.find(self._connection, edit)
-        original = self._inbox.find(self._connection, row.target) if row is not None and row.kind == "edit" and row.target else None
+        if row is None or row.kind != "edit" or row.target is None:
+            return []
+        edit, original = row.event_id, self._inbox.find(self._connection, row.target)
         content = original.content if original is not None and original.conversation_id == conversation.id else None
         if original is None or content is None or original.event_id in known:
             return []
@@ -228,11 +222,10 @@ class Batch:
             self._stores.outbox.hold(self._connection, conversation.id)
 
     def _stop(self, conversation: Conversation, why: str, *, request: EventId | None = None) -> None:
-        for task in self._stores.tasks.find_open(self._connection, conversation.id):
-            if request is None or task.request == request:
-                stop_task(self._stores, self._connection, task, why, self._now)
-                self.accepted.stopped.append(task.request)
-                self.accepted.changed.add(task.session_id)
+        tasks = self._stores.tasks.find_open(self._connection, conversation.id)
+        found = [task for task in tasks if request is None or task.request == request]
+        told = self.accepted
+        stop_tasks(self._stores, self._connection, found, why, self._now, stopped=told.stopped, changed=told.changed)
 
     def _is_addressed(self, fact: Message, conversation: Conversation) -> bool:
         trigger = self._rules.room_triggers.get(fact.room_id, self._rules.trigger)

@@ -5,20 +5,17 @@ Promise: nothing in a line is markup, whoever wrote it; the plain body is the li
 
 from __future__ import annotations
 
-import dataclasses
 import html
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from hayate_matrix.matrix.render.pieces import LEAST_BYTES, MAX_PARTS, Overflow, Rendered, measure
+from hayate_matrix.matrix.render.pieces import KEYS_BYTES, LEAST_BYTES, MAX_PARTS, Rendered, leave_rest, measure
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from hayate_matrix.core.ids import EventId, RoomId
 
-_KEYS_BYTES = 80
-"""`"body":"","format":"org.matrix.custom.html","formatted_body":"",` around the two texts."""
 _BREAK_BYTES = 10
 """What joins a line to the one before in both texts."""
 
@@ -41,14 +38,14 @@ def split_listing(text: str, links: Sequence[tuple[str, str]], *, max_bytes: int
     if max_bytes < LEAST_BYTES:
         message = f"max_bytes is {max_bytes}; it takes at least {LEAST_BYTES}"
         raise ValueError(message)
-    budget = max_bytes - _KEYS_BYTES
+    budget = max_bytes - KEYS_BYTES
     groups: list[list[tuple[str, str]]] = [[]]
     spent = 0
     for line, markup in _show_lines(text, links, budget):
         cost = measure(line) + measure(markup) + _BREAK_BYTES
         if groups[-1] and spent + cost > budget:
             if len(groups) == MAX_PARTS:
-                return _leave_rest([_join(group) for group in groups[: MAX_PARTS - 1]], text)
+                return leave_rest([_join(group) for group in groups[: MAX_PARTS - 1]], text)
             groups.append([])
             spent = 0
         groups[-1].append((line, markup))
@@ -83,10 +80,3 @@ def _join(lines: list[tuple[str, str]]) -> Rendered:
     body = "\n".join(line for line, _ in lines)
     is_plain = all(html.unescape(markup) == line for line, markup in lines)
     return Rendered(body, None if is_plain else "<br>".join(markup for _, markup in lines))
-
-
-def _leave_rest(parts: list[Rendered], text: str) -> list[Rendered]:
-    total = len(text.encode("utf-8", "replace"))
-    shown = sum(len(part.body.encode()) for part in parts)
-    parts[-1] = dataclasses.replace(parts[-1], overflow=Overflow(left_bytes=max(total - shown, 1), total_bytes=total))
-    return parts

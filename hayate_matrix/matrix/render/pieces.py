@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 MAX_PARTS = 5
 """Messages for one reply; what needs more goes as a file (OUT-4)."""
 ENCRYPTED_MAX_BYTES = 40_000
 """Content before encryption: base64 and the envelope bring it to 53.6 kB of the 65,536 an event may have (OUT-4)."""
 PLAIN_MAX_BYTES = 55_000
+KEYS_BYTES = 80
+"""`"body":"","format":"org.matrix.custom.html","formatted_body":"",` around the two texts."""
 LEAST_BYTES = 400
 """Smallest budget: room for a table's head or a fence besides some text."""
 
@@ -50,3 +52,11 @@ class Piece:
 def measure(text: str) -> int:
     """Return the bytes of `text` inside JSON with everything but ASCII escaped, the largest form that a serialiser gives it."""
     return len(json.dumps(text)) - 2
+
+
+def leave_rest(parts: list[Rendered], text: str) -> list[Rendered]:
+    """Return `parts`, the last of them told how much of `text` is in none."""
+    total = len(text.encode("utf-8", "replace"))
+    shown = sum(len(part.body.encode()) for part in parts)
+    parts[-1] = replace(parts[-1], overflow=Overflow(left_bytes=max(total - shown, 1), total_bytes=total))
+    return parts

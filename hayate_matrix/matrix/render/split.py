@@ -8,7 +8,7 @@ import html
 from typing import TYPE_CHECKING, Any
 
 from hayate_matrix.matrix.render.markdown import BLOCKS, DEEPEST_BLOCK, clean, find_blocks, find_language, show_block, show_code, show_text
-from hayate_matrix.matrix.render.pieces import LEAST_BYTES, MAX_PARTS, Overflow, Piece, Rendered, measure
+from hayate_matrix.matrix.render.pieces import KEYS_BYTES, LEAST_BYTES, MAX_PARTS, Piece, Rendered, leave_rest, measure
 from hayate_matrix.matrix.render.plain import (
     count_columns,
     find_info,
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
     from markdown_it.token import Token
 
-_KEYS_BYTES = 80
-"""`"body":"","format":"org.matrix.custom.html","formatted_body":"",` around the two texts."""
 _FENCE_BYTES = 100
 """Two fences of three, their line breaks, the tags and what joins the piece to the one before (82 bytes)."""
 _BREAK_BYTES = 4
@@ -55,25 +53,18 @@ def split_reply(markdown: str, *, max_bytes: int) -> list[Rendered]:
     if max_bytes < LEAST_BYTES:
         message = f"max_bytes is {max_bytes}; it takes at least {LEAST_BYTES}"
         raise ValueError(message)
-    budget = max_bytes - _KEYS_BYTES
+    budget = max_bytes - KEYS_BYTES
     groups: list[list[Piece]] = [[]]
     cost = 0
     for piece in _cut_blocks(markdown, budget):
         if groups[-1] and cost + piece.cost > budget:
             if len(groups) == MAX_PARTS:
-                return _leave_rest([_join(group) for group in groups[: MAX_PARTS - 1]], markdown)
+                return leave_rest([_join(group) for group in groups[: MAX_PARTS - 1]], markdown)
             groups.append([])
             cost = 0
         groups[-1].append(piece)
         cost += piece.cost
     return [_join(group) for group in groups]
-
-
-def _leave_rest(parts: list[Rendered], markdown: str) -> list[Rendered]:
-    total = len(markdown.encode("utf-8", "replace"))
-    shown = sum(len(part.body.encode()) for part in parts)
-    parts[-1] = dataclasses.replace(parts[-1], overflow=Overflow(left_bytes=max(total - shown, 1), total_bytes=total))
-    return parts
 
 
 def _join(pieces: list[Piece]) -> Rendered:
